@@ -1,0 +1,15 @@
+"""Gradient compression for Horovod.
+
+The frameworks stay out of here: take `Compression` from `hvd_compress.torch`, `hvd_compress.tensorflow` or
+`hvd_compress.keras`.
+"""
+
+from __future__ import annotations
+
+from hvd_compress._version import __version__
+from hvd_compress.errors import CompressionError
+from hvd_compress.local import LocalWorld
+from hvd_compress.methods import methods
+from hvd_compress.spec import parse
+
+__all__ = ["CompressionError", "LocalWorld", "__version__", "methods", "parse"]

@@ -1,0 +1,68 @@
+"""Do all ranks compress the same gradients in the same way? Asked once, before anything is exchanged.
+
+Ranks that differ would wait for collectives that never come, or add up what does not belong together.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from hvd_compress._version import __version__
+from hvd_compress.errors import DisagreementError
+from hvd_compress.merging import Gradient, Merge
+from hvd_compress.methods.base import Method
+from hvd_compress.spec import to_spec
+
+
+def describe(method: Method, merge: Merge, gradients: Sequence[Gradient]) -> bytes:
+    """Write down everything that the ranks must have in common, as a line of JSON."""
+    facts = {
+        "hvd_compress version": __version__,
+        "method": to_spec(method),
+        "merge": merge,
+        "parameters": [[g.name, list(g.shape), g.dtype] for g in gradients],
+    }
+    return json.dumps(facts).encode() + b"\n"
+
+
+def label(gradients: Sequence[Gradient]) -> str:
+    """A short name for a list of parameters, the same on all ranks: part of the names of its collectives."""
+    return f"{zlib.crc32(json.dumps([g.name for g in gradients]).encode()):08x}"
+
+
+def check(lines: bytes) -> None:
+    """Compare what `describe` gave on each rank.
+
+    Args:
+        lines: The lines of all ranks, in the order of ranks.
+
+    Raises:
+        DisagreementError: If they differ; the message names the first rank that differs from rank 0, and both values.
+    """
+    first, *others = (json.loads(line) for line in lines.splitlines())
+    for rank, other in enumerate(others, start=1):
+        for fact in first:
+            if first[fact] != other.get(fact):
+                a, b = _shortened(first[fact], other.get(fact))
+                raise DisagreementError(
+                    f"the ranks disagree on the {fact}: rank 0 has {a}, rank {rank} has {b};"
+                    " give all ranks the same model and the same compression"
+                )
+
+
+def _shortened(a: Any, b: Any) -> tuple[str, str]:
+    """Reduce two lists to the first entry in which they differ."""
+    if not (isinstance(a, list) and isinstance(b, list)):
+        return repr(a), repr(b)
+    i = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return _entry(a, i), _entry(b, i)
+
+
+def _entry(parameters: list[Any], i: int) -> str:
+    if i >= len(parameters):
+        return f"only {len(parameters)} of them"
+    name, shape, dtype = parameters[i]
+    return f"{name!r} with shape {tuple(shape)} and {dtype} at position {i}"

@@ -1,0 +1,40 @@
+"""A bucket: an ordered list of gradients that travel together."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from typing import NamedTuple
+
+Shape = tuple[int, ...]
+
+
+class Bucket(NamedTuple):
+    """The static facts of a bucket; equal on all ranks.
+
+    Element-wise methods see the flat concatenation of the gradients, low-rank methods cut it by ``shapes``.
+
+    Attributes:
+        key: Name of the bucket, unique within its plan; part of the names of its collectives.
+        shapes: Shapes of the gradients, in order.
+        dtype: ``"float32"`` or ``"float64"``: what the method computes in.
+    """
+
+    key: str
+    shapes: tuple[Shape, ...]
+    dtype: str
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of elements of each gradient."""
+        return tuple(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def numel(self) -> int:
+        """Number of elements of all gradients together."""
+        return sum(self.sizes)
+
+    @property
+    def seed(self) -> int:
+        """A 32-bit number made of the key, so that buckets draw different random numbers."""
+        return zlib.crc32(self.key.encode())

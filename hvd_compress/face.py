@@ -1,0 +1,85 @@
+"""`Compression`, as users see it: the same names in every framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Generic, NoReturn, TypeVar
+
+from hvd_compress.errors import SpecError
+from hvd_compress.merging import DEFAULT_MERGE, Merge, check_merge
+from hvd_compress.methods import REGISTRY
+from hvd_compress.methods.base import Method
+from hvd_compress.spec import build, nearest, parse
+
+C = TypeVar("C")
+
+
+class Factory(Generic[C]):
+    """Makes the compressors of one method.
+
+    Args:
+        name: Of the method.
+        make: Makes a compressor of a method and a ``merge``.
+    """
+
+    def __init__(self, name: str, make: Callable[[Method, Merge], C]) -> None:
+        self._name = name
+        self._make = make
+        self.__doc__ = REGISTRY[name].__doc__
+
+    def __call__(self, *, merge: Merge = DEFAULT_MERGE, **params: Any) -> C:
+        """Make a compressor.
+
+        Args:
+            merge: How gradients are put into buckets; see `hvd_compress.merging.plan`.
+            **params: Hyper-parameters and options, as in spec strings (see `hvd_compress.parse`).
+
+        Raises:
+            SpecError: If a parameter or a value is not known or not allowed.
+        """
+        check_merge(merge)
+        return self._make(build(self._name, **params), merge)
+
+    def _not_called(self, *_: Any) -> NoReturn:
+        raise SpecError(f"Compression.{self._name} is a factory: pass compression=Compression.{self._name}()")
+
+    compress = decompress = _not_called
+
+
+class Catalogue(Generic[C]):
+    """All methods as attributes: ``none`` and ``fp16`` are ready, the others are called with their parameters.
+
+    Args:
+        make: Makes a compressor of a method and a ``merge``.
+    """
+
+    def __init__(self, make: Callable[[Method, Merge], C]) -> None:
+        self._make = make
+
+    @cached_property
+    def none(self) -> C:
+        """No compression."""
+        return self.parse("none")
+
+    @cached_property
+    def fp16(self) -> C:
+        """16 bits on the wire."""
+        return self.parse("fp16")
+
+    def parse(self, spec: str | Method, *, merge: Merge = DEFAULT_MERGE) -> C:
+        """Make a compressor of a spec string such as ``"topk:ratio=0.01"``, or of a method.
+
+        Raises:
+            SpecError: If a name or a value is not known or not allowed.
+        """
+        check_merge(merge)
+        return self._make(parse(spec) if isinstance(spec, str) else spec, merge)
+
+    def __getattr__(self, name: str) -> Factory[C]:
+        if name in REGISTRY:
+            return Factory(name, self._make)
+        raise AttributeError(f"there is no method {name!r}{nearest(name, REGISTRY)}; there are: {', '.join(REGISTRY)}")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *REGISTRY]

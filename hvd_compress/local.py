@@ -1,0 +1,208 @@
+"""`LocalWorld`: all ranks in one process, in numpy, without Horovod. For tests, studies and simulations."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_compress.bucket import Bucket
+from hvd_compress.collectives import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Collective,
+    Exchange,
+    State,
+    World,
+    take_branches,
+)
+from hvd_compress.errors import ExchangeError, GradientError
+from hvd_compress.merging import DEFAULT_MERGE, Gradient, Merge, Planned, plan
+from hvd_compress.methods.base import Method
+from hvd_compress.ops import Ops
+from hvd_compress.ops.numpy import NumpyOps
+from hvd_compress.spec import parse
+
+Arr: TypeAlias = npt.NDArray[Any]
+Running: TypeAlias = "Generator[Collective, Any, Exchange]"
+
+
+class LocalWorld:
+    """Several ranks in one process.
+
+    A dict of named gradients is treated as a model: policies choose what is compressed, and tensors are merged. A bare
+    array is always compressed as a whole.
+
+    Example:
+        >>> import numpy as np
+        >>> world = LocalWorld("topk:ratio=0.5", size=2)
+        >>> world.step([np.array([1.0, 8.0]), np.array([4.0, 0.0])])[0]
+        array([2., 4.])
+
+    Args:
+        method: A method or its spec.
+        size: How many ranks there are.
+        merge: See `hvd_compress.merging.plan`.
+
+    Attributes:
+        bytes_sent: Payload bytes that one rank has handed to collectives so far, metadata included.
+        rounds: Collectives so far.
+        steps: Steps so far, without those that a non-finite gradient spoilt.
+    """
+
+    def __init__(self, method: Method | str, size: int, merge: Merge = DEFAULT_MERGE) -> None:
+        if size < 1:
+            raise ExchangeError(f"size={size} is not allowed: a world has at least 1 rank")
+        self.method = parse(method) if isinstance(method, str) else method
+        self.size = size
+        self.merge = merge
+        self.bytes_sent = self.rounds = self.steps = 0
+        self._ops: Ops = NumpyOps()
+        self._gradients: list[Gradient] | None = None
+        self._plan: list[Planned] = []
+        self._states: list[list[State]] = []
+
+    def step(self, grads: Any) -> Any:
+        """Exchange one gradient per rank.
+
+        Args:
+            grads: A sequence with one array per rank, or a mapping from names to such sequences. The same names, shapes
+                and dtypes (float16, float32 or float64) in each step.
+
+        Returns:
+            What each rank gets, the mean over the ranks as far as the method tells: a list of one array per rank, or a
+            mapping from names to such lists. If any input is not finite, all of it is nan and no state changes.
+
+        Raises:
+            GradientError: If the arrays do not fit each other, the step before, or the dtypes above.
+        """
+        named: dict[str, Sequence[Any]] = dict(grads) if isinstance(grads, Mapping) else {"": list(grads)}
+        ranks = [[np.asarray(arrays[rank]) for arrays in self._checked(named)] for rank in range(self.size)]
+        self._prepare(list(named), ranks[0], whole=not isinstance(grads, Mapping))
+
+        finite = all(np.isfinite(array).all() for arrays in ranks for array in arrays)
+        means = [[np.full_like(array, np.nan) for array in arrays] for arrays in ranks]
+        if finite:
+            self._exchange(ranks, means)
+            self.steps += 1
+        if not isinstance(grads, Mapping):
+            return [arrays[0] for arrays in means]
+        return {name: [arrays[i] for arrays in means] for i, name in enumerate(named)}
+
+    def residual(self, rank: int) -> dict[str, Arr]:
+        """What a rank has kept back, by gradient name (``""`` for a bare array); empty without error feedback."""
+        kept: dict[str, Arr] = {}
+        for planned, states in zip(self._plan, self._states, strict=True):
+            residual = _find_residual(states[rank])
+            if residual is not None:
+                pieces = self._ops.split(residual, planned.bucket.sizes)
+                for i, piece in zip(planned.members, pieces, strict=True):
+                    kept[self._known[i].name] = piece.reshape(self._known[i].shape).copy()
+        return kept
+
+    @property
+    def _known(self) -> list[Gradient]:
+        assert self._gradients is not None
+        return self._gradients
+
+    def _checked(self, named: dict[str, Sequence[Any]]) -> list[Sequence[Any]]:
+        for name, arrays in named.items():
+            facts = {(np.shape(array), np.asarray(array).dtype.name) for array in arrays}
+            if len(arrays) != self.size or len(facts) != 1:
+                raise GradientError(
+                    f"gradient {name!r}: expected one array per rank ({self.size}), of equal shape and dtype;"
+                    f" got {len(arrays)} with {sorted(facts)}"
+                )
+            if (dtype := facts.pop()[1]) not in ("float16", "float32", "float64"):
+                raise GradientError(f"gradient {name!r} has dtype {dtype}; allowed are float16, float32 and float64")
+        return list(named.values())
+
+    def _prepare(self, names: list[str], arrays: list[Arr], whole: bool) -> None:
+        dtypes = ["float64" if array.dtype == np.float64 else "float32" for array in arrays]
+        gradients = [Gradient(n, a.shape, d) for n, a, d in zip(names, arrays, dtypes, strict=True)]
+        if self._gradients is None:
+            method = self.method.core if whole else self.method
+            self._plan = plan(gradients, method, self.merge)
+            self._states = [[p.method.init(self._ops, p.bucket) for _ in range(self.size)] for p in self._plan]
+            self._gradients = gradients
+        elif gradients != self._gradients:
+            raise GradientError(f"the gradients have changed: they were {self._gradients}, now they are {gradients}")
+
+    def _exchange(self, ranks: list[list[Arr]], means: list[list[Arr]]) -> None:
+        for planned, states in zip(self._plan, self._states, strict=True):
+            bucket = planned.bucket
+            xs = [np.concatenate([arrays[i].ravel() for i in planned.members]) for arrays in ranks]
+            results = self._run(planned.method, bucket, [x.astype(bucket.dtype) for x in xs], states)
+            states[:] = [result.state for result in results]
+            for result, mean in zip(results, means, strict=True):
+                pieces = self._ops.split(result.total / self.size, bucket.sizes)
+                for i, piece in zip(planned.members, pieces, strict=True):
+                    mean[i][...] = piece.reshape(mean[i].shape)
+
+    def _run(self, method: Method, bucket: Bucket, xs: list[Arr], states: list[State]) -> list[Exchange]:
+        """Drive one generator per rank in lock step."""
+        running: list[Running] = [
+            take_branches(method.exchange(self._ops, bucket, x, state, World(rank, self.size)))
+            for rank, (x, state) in enumerate(zip(xs, states, strict=True))
+        ]
+        replies: list[Any] = [None] * self.size
+        while True:
+            messages: list[Collective] = []
+            results: list[Exchange] = []
+            for generator, reply in zip(running, replies, strict=True):
+                try:
+                    messages.append(generator.send(reply))
+                except StopIteration as end:
+                    results.append(end.value)
+            if not messages:
+                return results
+            replies = perform(messages, self.size)
+            self.rounds += 1
+            self.bytes_sent += messages[0].array.nbytes
+
+
+def perform(messages: list[Collective], size: int) -> list[Any]:
+    """Do one collective for all ranks.
+
+    Args:
+        messages: One per rank.
+        size: How many ranks there are.
+
+    Returns:
+        One reply per rank; no two of them share memory.
+
+    Raises:
+        ExchangeError: If the ranks do not ask for the same thing.
+    """
+    first = messages[0]
+    asked = {(type(m), m._replace(array=None), m.array.shape, m.array.dtype.name) for m in messages}
+    if len(messages) != size or len(asked) != 1:
+        raise ExchangeError(
+            f"the ranks of a step must ask for the same collective, but they asked for {sorted(map(str, asked))}"
+        )
+    arrays = [message.array for message in messages]
+    if isinstance(first, AllReduce):
+        combined = arrays[0].copy()
+        for array in arrays[1:]:
+            combined = np.maximum(combined, array) if first.op == "max" else combined + array
+        return [combined.copy() for _ in arrays]
+    if isinstance(first, AllGather):
+        return [np.stack(arrays) for _ in arrays]
+    if isinstance(first, AllToAll):
+        return [np.stack([array[rank] for array in arrays]) for rank in range(size)]
+    assert isinstance(first, Broadcast)
+    return [arrays[first.root].copy() for _ in arrays]
+
+
+def _find_residual(state: State) -> Arr | None:
+    """The residual in a state, however deep it is wrapped."""
+    while state != () and hasattr(state, "_fields"):
+        if "residual" in state._fields:
+            found: Arr = state.residual
+            return found
+        state = getattr(state, "inner", ())
+    return None

@@ -1,0 +1,99 @@
+"""What a method is: hyper-parameters, a state, and one exchange written as a generator."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from hvd_compress.bucket import Bucket, Shape
+from hvd_compress.collectives import Array, Exchanging, State, World
+from hvd_compress.errors import SpecError
+from hvd_compress.ops import Ops
+
+
+class Method(ABC):
+    """A way to sum gradients over ranks. Subclasses are frozen dataclasses whose fields are the hyper-parameters.
+
+    Attributes:
+        name: The name in spec strings; empty for wrappers, which spec strings reach by their options.
+        paper: Authors, title and year of the source.
+        collective: The collectives of one step, for the catalogue.
+        keeps: What the state holds between steps, for the catalogue.
+        feedback: Whether error feedback is on where the spec does not say.
+        linear: The exchange is one sum-allreduce of a linear, stateless image of the gradient. Horovod may then scale
+            that sum itself, so the payload can travel as the gradient's own allreduce.
+    """
+
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    collective: ClassVar[str] = ""
+    keeps: ClassVar[str] = "nothing"
+    feedback: ClassVar[bool] = False
+    linear: ClassVar[bool] = False
+
+    @property
+    def can_retain(self) -> bool:
+        """Whether error feedback is possible: there is a `retain`, and no more is sent than there was."""
+        return type(self).retain is not Method.retain
+
+    @property
+    def core(self) -> Method:
+        """The method without the wrappers that choose tensors; itself for all others."""
+        return self
+
+    def compresses(self, shape: Shape) -> bool:
+        """Tell whether a gradient of this shape gets smaller at all."""
+        del shape
+        return True
+
+    def route(self, name: str, shape: Shape) -> Method:
+        """Give the method that carries the gradient of this name and shape."""
+        del name, shape
+        return self
+
+    def init(self, ops: Ops, bucket: Bucket) -> State:
+        """Make the state before the first step; equal on all ranks."""
+        del ops, bucket
+        return ()
+
+    @abstractmethod
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
+        """Sum ``x`` over the ranks.
+
+        Args:
+            ops: The primitives of the framework that ``x`` belongs to.
+            bucket: What ``x`` is made of.
+            x: Shape ``(bucket.numel,)``, dtype ``bucket.dtype``, finite. May be overwritten, unless
+                `can_retain`: then `retain` still needs it.
+            state: From `init` or from the previous step; never overwritten.
+            world: The ranks that take part.
+
+        Yields:
+            The collectives that it needs; it is resumed with their results.
+
+        Returns:
+            The sum, what this rank sent, and the next state.
+        """
+
+    def retain(self, ops: Ops, corrected: Array, sent: Any) -> Array:
+        """Turn what should have been sent into what was not: ``corrected - decode(sent)``.
+
+        Args:
+            ops: The primitives of the framework at work.
+            corrected: The ``x`` of the exchange, which an exchange leaves alone if `can_retain`. May be overwritten.
+            sent: From the `Exchange`.
+
+        Returns:
+            The residual, shape and dtype of ``corrected``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no retain")
+
+
+def check_range(name: str, value: float | str, allowed: str, ok: bool) -> None:
+    """Refuse a hyper-parameter that is out of its range.
+
+    Raises:
+        SpecError: If ``ok`` is false; the message names the parameter, the value and what is allowed.
+    """
+    if not ok:
+        raise SpecError(f"{name}={value!r} is not allowed: {name} must be {allowed}")

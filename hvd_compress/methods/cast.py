@@ -1,0 +1,51 @@
+"""Dense methods: the gradient as it is, or rounded to 16 bits. The baselines of all others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvd_compress.bucket import Bucket
+from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, State, World
+from hvd_compress.methods.base import Method
+from hvd_compress.ops import Ops
+
+
+@dataclass(frozen=True)
+class Dense(Method):
+    """No compression: ``total = sum_i g_i``."""
+
+    name = "none"
+    paper = "uncompressed synchronous SGD"
+    collective = "allreduce"
+    linear = True
+
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
+        total = yield AllReduce(x, donate=True)
+        return Exchange(total, None, state)
+
+
+@dataclass(frozen=True)
+class Half(Method):
+    """Half precision on the wire: ``total = sum_i fp16(g_i)``, summed in float16 as Horovod's own fp16 does.
+
+    Coordinates whose sum leaves the range of float16 (65504) become inf; what a rank could not send for that reason
+    stays in its residual. Integers travel as they are.
+    """
+
+    name = "fp16"
+    paper = "Micikevicius et al., Mixed Precision Training, 2018"
+    collective = "allreduce"
+    linear = True
+
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
+        dtype = ops.dtype(x)
+        if not dtype.startswith(("float", "bfloat")):
+            total = yield AllReduce(x)
+            return Exchange(total, None, state)
+        sent = ops.cast(x, "float16")
+        total = yield AllReduce(sent)
+        return Exchange(ops.cast(total, dtype), sent, state)
+
+    def retain(self, ops: Ops, corrected: Array, sent: Array) -> Array:
+        decoded = ops.cast(sent, ops.dtype(corrected))
+        return corrected - ops.where(ops.is_finite(decoded), decoded, 0.0)

@@ -1,0 +1,110 @@
+"""Int8: stochastic rounding to a scale that all ranks share, summed as integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hvd_compress.bucket import Bucket
+from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, World
+from hvd_compress.errors import UnsupportedError
+from hvd_compress.methods.base import Method, check_range
+from hvd_compress.ops import Ops
+
+
+class Int8State(NamedTuple):
+    """What int8 keeps.
+
+    Attributes:
+        step: How many exchanges there were; part of the seed.
+    """
+
+    step: int | Array
+
+
+@dataclass(frozen=True)
+class Int8(Method):
+    """Linear quantisation with a global scale: integer sums are exact, so any allreduce will do.
+
+    For each block with m the largest magnitude over all ranks, and u uniform in [0, 1)::
+
+        m = max_i max_j |g_i[j]|                    (allreduce MAX)
+        y_i = floor(L g_i / m + u_i),  |y_i| <= L = floor((2^(bits-1) - 1) / n)
+        total = (m / L) sum_i y_i                   (allreduce SUM)
+
+    Stochastic rounding makes it unbiased. Horovod sums no int8 on all its paths, so 32/bits lanes travel in one int32,
+    as the digits of ``v = sum_l y_l 2^(bits l)``. It cannot wrap: each lane's sum stays within ``+-(2^(bits-1) - 1)``,
+    so ``|sum_i v_i| <= (2^(bits-1) - 1) (2^32 - 1) / (2^bits - 1) < 2^31``, and balanced digits are unique.
+
+    Args:
+        bits: 8 or 16 bits per lane. 8 bits allow up to 127 ranks, 16 bits up to 32767.
+        block: Coordinates that share one scale; a multiple of 4.
+        seed: Start of the random sequence.
+    """
+
+    name = "int8"
+    paper = "Xin et al., Global-QSGD: Allreduce-Compatible Quantization for Distributed Learning, 2023"
+    collective = "2 allreduces (max, sum)"
+    keeps = "step count"
+
+    bits: int = 8
+    block: int = 1024
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_range("bits", self.bits, "8 or 16", self.bits in (8, 16))
+        check_range("block", self.block, "a multiple of 4, at least 4", self.block >= 4 and self.block % 4 == 0)
+        check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
+
+    def init(self, ops: Ops, bucket: Bucket) -> Int8State:
+        return Int8State(step=0)
+
+    def levels(self, ranks: int) -> int:
+        """Levels on each side of zero, such that the sum over the ranks fits its lane.
+
+        Raises:
+            UnsupportedError: If there are too many ranks for the width.
+        """
+        levels: int = (2 ** (self.bits - 1) - 1) // ranks
+        if levels < 1:
+            raise UnsupportedError(f"int8:bits={self.bits} cannot sum over {ranks} ranks; take int8:bits=16")
+        return levels
+
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: Int8State, world: World) -> Exchanging:
+        levels, blocks = self.levels(world.size), -(-bucket.numel // self.block)
+        x = ops.reshape(ops.pad(x, blocks * self.block), (blocks, self.block))
+        peak = yield AllReduce(ops.absmax(x), op="max")
+        peak = ops.reshape(ops.cast(peak, bucket.dtype), (blocks, 1))
+
+        seed = ops.seed(self.seed, bucket.seed, state.step, world.rank)
+        noise = ops.cast(ops.reshape(ops.uniform(seed, blocks * self.block), (blocks, self.block)), bucket.dtype)
+        y = ops.floor(x / ops.where(peak > 0, peak, 1.0) * levels + noise)
+        y = ops.cast(ops.clip(y, -levels, levels), "int32")
+        summed = yield AllReduce(self._pack(ops, y))
+
+        sent, total = (self._decode(ops, v, peak, levels, bucket) for v in (y, self._unpack(ops, summed)))
+        return Exchange(total, sent, Int8State(state.step + 1))
+
+    def _pack(self, ops: Ops, y: Array) -> Array:
+        """Put element i and the elements a whole number of ``n / lanes`` further on into one int32."""
+        lanes = ops.reshape(y, (32 // self.bits, -1))
+        packed = lanes[0]
+        for lane in range(1, 32 // self.bits):
+            packed = packed + lanes[lane] * 2 ** (self.bits * lane)
+        return packed
+
+    def _unpack(self, ops: Ops, packed: Array) -> Array:
+        """Undo `_pack`: balanced digits, lowest first."""
+        base, lanes = 2**self.bits, []
+        for _ in range(32 // self.bits):
+            lane = (packed + base // 2) % base - base // 2
+            lanes.append(lane)
+            packed = (packed - lane) // base
+        return ops.concat(lanes)
+
+    def _decode(self, ops: Ops, y: Array, peak: Array, levels: int, bucket: Bucket) -> Array:
+        y = ops.cast(ops.reshape(y, (-1, self.block)), bucket.dtype)
+        return ops.reshape(y * (peak / levels), (-1,))[: bucket.numel]
+
+    def retain(self, ops: Ops, corrected: Array, sent: Array) -> Array:
+        return corrected - sent

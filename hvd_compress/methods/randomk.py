@@ -1,0 +1,81 @@
+"""Random-k: all ranks send the same random coordinates, so they can be summed without indices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from hvd_compress.bucket import Bucket
+from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, World
+from hvd_compress.methods.base import Method, check_range
+from hvd_compress.methods.topk import count
+from hvd_compress.ops import Ops
+
+
+class RandomKState(NamedTuple):
+    """What random-k keeps.
+
+    Attributes:
+        step: How many exchanges there were; part of the seed.
+    """
+
+    step: int | Array
+
+
+@dataclass(frozen=True)
+class RandomK(Method):
+    """Random-k with a seed that all ranks share, exchanged by allreduce.
+
+    The d coordinates are cut into k runs whose lengths differ by one at most, and one coordinate is drawn from each,
+    so that exactly k differ and each of them is drawn with probability 1 / length, about k/d. With S the draw::
+
+        total = sum_i sum_{j in S} p_i[j] e_j            e_i = p_i - p_i restricted to S
+
+    Without error feedback ``unbiased=on`` multiplies each value by the length of its run, so that
+    ``E[total] = sum_i g_i`` (at the price of a variance of about d/k - 1).
+
+    Args:
+        ratio: Share of the coordinates that are sent, in (0, 1].
+        unbiased: Scale up what is sent; goes with ``feedback=off`` only.
+        seed: Start of the random sequence, the same on all ranks.
+    """
+
+    name = "randomk"
+    paper = "Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, 2018"
+    collective = "allreduce"
+    keeps = "step count"
+    feedback = True
+
+    ratio: float = 0.01
+    unbiased: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_range("ratio", self.ratio, "in (0, 1]", 0 < self.ratio <= 1)
+        check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
+
+    @property
+    def can_retain(self) -> bool:
+        return not self.unbiased  # scaled values overshoot, so a residual would grow from step to step
+
+    def init(self, ops: Ops, bucket: Bucket) -> RandomKState:
+        return RandomKState(step=0)
+
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: RandomKState, world: World) -> Exchanging:
+        k = count(self.ratio, bucket.numel)
+        bounds = np.arange(k + 1) * bucket.numel // k
+        starts, lengths = ops.constant(bounds[:-1]), ops.constant(np.diff(bounds))
+        indices = starts + ops.below(ops.seed(self.seed, bucket.seed, state.step), lengths)
+
+        values = ops.take(x, indices)
+        if self.unbiased:
+            values = values * ops.cast(lengths, bucket.dtype)
+        summed = yield AllReduce(values)
+
+        total = ops.put(ops.zeros((bucket.numel,), bucket.dtype), indices, summed)
+        return Exchange(total, indices, RandomKState(state.step + 1))
+
+    def retain(self, ops: Ops, corrected: Array, sent: Array) -> Array:
+        return ops.put(corrected, sent, 0.0)

@@ -1,0 +1,133 @@
+"""Array primitives: the words in which methods are written.
+
+`Ops` lists them. `hvd_compress.ops.numpy` is the oracle; the PyTorch and the TensorFlow version must agree with it,
+the integer and random ones bit for bit. Besides these, methods use the operators ``+ - * / // % @`` and comparisons,
+which mean the same in all three frameworks.
+
+Dtypes are given by name (``"float32"``). Where a function takes or gives *indices* they are int64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from hvd_compress.bucket import Shape
+from hvd_compress.collectives import Array
+
+
+class Ops(Protocol):
+    """The primitives of one framework (and, where it has them, of one device)."""
+
+    name: str
+
+    def dtype(self, x: Array) -> str:
+        """Name of the dtype of ``x``."""
+
+    def cast(self, x: Array, dtype: str) -> Array:
+        """Convert; float to integer truncates, to a narrower float rounds to nearest even."""
+
+    def constant(self, values: npt.NDArray[Any]) -> Array:
+        """The framework's array with these values, on its device."""
+
+    def zeros(self, shape: Shape, dtype: str) -> Array:
+        """An array of zeros."""
+
+    def arange(self, n: int) -> Array:
+        """The indices ``0 .. n-1``."""
+
+    def reshape(self, x: Array, shape: Shape) -> Array:
+        """The same elements in row-major order; one entry may be -1."""
+
+    def concat(self, parts: Sequence[Array]) -> Array:
+        """Join one-dimensional arrays."""
+
+    def split(self, x: Array, sizes: Sequence[int]) -> list[Array]:
+        """Cut a one-dimensional array into parts of these lengths."""
+
+    def pad(self, x: Array, n: int) -> Array:
+        """Lengthen a one-dimensional array to ``n`` elements with zeros."""
+
+    def floor(self, x: Array) -> Array:
+        """The next integer below, dtype kept."""
+
+    def clip(self, x: Array, low: float, high: float) -> Array:
+        """Limit to ``low .. high``."""
+
+    def where(self, condition: Array, a: Array, b: Array) -> Array:
+        """``a`` where the condition holds, else ``b``; broadcasts."""
+
+    def absmax(self, x: Array) -> Array:
+        """Largest magnitude along the last axis."""
+
+    def is_finite(self, x: Array) -> Array:
+        """Whether each element is neither inf nor nan."""
+
+    def transpose(self, x: Array) -> Array:
+        """Swap the two axes."""
+
+    def orthogonalise(self, x: Array) -> Array:
+        """Orthonormal columns with the column space of ``x``, shape (n, r) with r <= n; defined for any rank of x."""
+
+    def top_indices(self, x: Array, k: int) -> Array:
+        """Ascending indices of the ``k`` largest magnitudes; of equal ones the lower index wins."""
+
+    def take(self, x: Array, indices: Array) -> Array:
+        """The elements at these places."""
+
+    def put(self, x: Array, indices: Array, values: Array) -> Array:
+        """``x`` with these elements replaced; may overwrite ``x``. Indices must differ."""
+
+    def add_at(self, x: Array, indices: Array, values: Array) -> Array:
+        """``x`` with these values added; may overwrite ``x``. Indices must differ."""
+
+    def to_bytes(self, *parts: Array) -> Array:
+        """The bytes of one-dimensional arrays, one after another, little-endian: uint8."""
+
+    def from_bytes(self, data: Array, *parts: tuple[str, int]) -> list[Array]:
+        """Undo `to_bytes`, given the dtype and the length of each part."""
+
+    def seed(self, *parts: Any) -> Any:
+        """Mix ints and integer scalars into one 32-bit seed."""
+
+    def uniform(self, seed: Any, n: int) -> Array:
+        """``n`` float32 numbers in [0, 1): element i is a hash of (seed, i), the same on every device and rank."""
+
+    def below(self, seed: Any, bounds: Array) -> Array:
+        """A uniform integer in ``0 .. bounds[i]-1`` for each i, by the same hash; bounds < 2**31."""
+
+    def stage(self, step: Any, boundaries: Sequence[int]) -> Any:
+        """How many of the boundaries ``step`` has reached."""
+
+
+MIX = (0x7FEB352D, 0x846CA68B)
+"""Multipliers of the 32-bit mixer lowbias32 (C. Wellons, Prospecting for Hash Functions, 2018; shifts 16, 15, 16)."""
+
+KEY = 0x9E3779B9
+"""Turns a seed into the second key of the hash (the golden ratio as a 32-bit fraction)."""
+
+MASK = 0xFFFFFFFF
+
+
+def mix32(x: int) -> int:
+    """Scramble a 32-bit int: every bit of the input changes every bit of the output with about even odds."""
+    x ^= x >> 16
+    x = x * MIX[0] & MASK
+    x ^= x >> 15
+    x = x * MIX[1] & MASK
+    return x ^ x >> 16
+
+
+def mix_seed(*parts: int) -> int:
+    """Mix ints into one 32-bit seed; their order matters."""
+    seed = 0
+    for part in parts:
+        seed = mix32((seed + KEY + int(part)) & MASK)
+    return seed
+
+
+def second_key(seed: int) -> int:
+    """The key that the hash of a seed adds half-way, so that no two seeds give shifted copies of one sequence."""
+    return mix32((seed + KEY) & MASK)

@@ -1,0 +1,116 @@
+"""The primitives in numpy: the oracle that the other versions must agree with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_compress.bucket import Shape
+from hvd_compress.ops import MIX, mix_seed, second_key
+
+Arr = npt.NDArray[Any]
+
+
+class NumpyOps:
+    """See `hvd_compress.ops.Ops`."""
+
+    name = "numpy"
+
+    def dtype(self, x: Arr) -> str:
+        return x.dtype.name
+
+    def cast(self, x: Arr, dtype: str) -> Arr:
+        with np.errstate(over="ignore"):  # float16 of a large number is inf, as in the other frameworks
+            return x.astype(dtype, copy=False)
+
+    def constant(self, values: Arr) -> Arr:
+        return values.copy()
+
+    def zeros(self, shape: Shape, dtype: str) -> Arr:
+        return np.zeros(shape, dtype)
+
+    def arange(self, n: int) -> Arr:
+        return np.arange(n, dtype=np.int64)
+
+    def reshape(self, x: Arr, shape: Shape) -> Arr:
+        return x.reshape(shape)
+
+    def concat(self, parts: Sequence[Arr]) -> Arr:
+        return np.concatenate(parts)
+
+    def split(self, x: Arr, sizes: Sequence[int]) -> list[Arr]:
+        return np.split(x, np.cumsum(sizes)[:-1])
+
+    def pad(self, x: Arr, n: int) -> Arr:
+        return np.pad(x, (0, n - x.size))
+
+    def floor(self, x: Arr) -> Arr:
+        return np.floor(x)
+
+    def clip(self, x: Arr, low: float, high: float) -> Arr:
+        return np.clip(x, low, high)
+
+    def where(self, condition: Arr, a: Any, b: Any) -> Arr:
+        return np.where(condition, a, b)
+
+    def absmax(self, x: Arr) -> Arr:
+        peak: Arr = np.max(np.abs(x), axis=-1)
+        return peak
+
+    def is_finite(self, x: Arr) -> Arr:
+        finite: Arr = np.isfinite(x)
+        return finite
+
+    def transpose(self, x: Arr) -> Arr:
+        return x.T
+
+    def orthogonalise(self, x: Arr) -> Arr:
+        q: Arr = np.linalg.qr(x)[0]
+        return q
+
+    def top_indices(self, x: Arr, k: int) -> Arr:
+        return np.sort(np.argsort(-np.abs(x), kind="stable")[:k])
+
+    def take(self, x: Arr, indices: Arr) -> Arr:
+        return x[indices]
+
+    def put(self, x: Arr, indices: Arr, values: Any) -> Arr:
+        x[indices] = values
+        return x
+
+    def add_at(self, x: Arr, indices: Arr, values: Arr) -> Arr:
+        x[indices] += values
+        return x
+
+    def to_bytes(self, *parts: Arr) -> Arr:
+        return np.concatenate([np.ascontiguousarray(part).view(np.uint8) for part in parts])
+
+    def from_bytes(self, data: Arr, *parts: tuple[str, int]) -> list[Arr]:
+        widths = [np.dtype(dtype).itemsize * count for dtype, count in parts]
+        pieces = self.split(data, widths)
+        return [piece.copy().view(dtype) for piece, (dtype, _) in zip(pieces, parts, strict=True)]
+
+    def seed(self, *parts: Any) -> int:
+        return mix_seed(*parts)
+
+    def _hash(self, seed: int, n: int) -> npt.NDArray[np.uint32]:
+        x = np.arange(n, dtype=np.uint32) ^ np.uint32(seed)
+        x ^= x >> np.uint32(16)
+        x *= np.uint32(MIX[0])
+        x ^= x >> np.uint32(15)
+        x += np.uint32(second_key(seed))
+        x *= np.uint32(MIX[1])
+        x ^= x >> np.uint32(16)
+        return x
+
+    def uniform(self, seed: int, n: int) -> Arr:
+        return (self._hash(seed, n) >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
+
+    def below(self, seed: int, bounds: Arr) -> Arr:
+        return (self._hash(seed, bounds.size).astype(np.int64) * bounds) >> 32
+
+    def stage(self, step: Any, boundaries: Sequence[int]) -> int:
+        return sum(int(step) >= boundary for boundary in boundaries)

@@ -1,0 +1,130 @@
+"""The primitives in PyTorch, on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from hvd_compress.bucket import Shape
+from hvd_compress.ops import MIX, mix_seed, second_key
+
+
+class TorchOps:
+    """See `hvd_compress.ops.Ops`.
+
+    Args:
+        device: Where new arrays are made.
+    """
+
+    name = "torch"
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+
+    def dtype(self, x: Tensor) -> str:
+        return str(x.dtype).removeprefix("torch.")
+
+    def cast(self, x: Tensor, dtype: str) -> Tensor:
+        return x.to(getattr(torch, dtype))
+
+    def constant(self, values: npt.NDArray[Any]) -> Tensor:
+        return torch.tensor(values, device=self.device)
+
+    def zeros(self, shape: Shape, dtype: str) -> Tensor:
+        return torch.zeros(shape, dtype=getattr(torch, dtype), device=self.device)
+
+    def arange(self, n: int) -> Tensor:
+        return torch.arange(n, device=self.device)
+
+    def reshape(self, x: Tensor, shape: Shape) -> Tensor:
+        return x.reshape(shape)
+
+    def concat(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts))
+
+    def split(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        return list(torch.split(x, list(sizes)))
+
+    def pad(self, x: Tensor, n: int) -> Tensor:
+        return torch.nn.functional.pad(x, (0, n - x.numel()))
+
+    def floor(self, x: Tensor) -> Tensor:
+        return torch.floor(x)
+
+    def clip(self, x: Tensor, low: float, high: float) -> Tensor:
+        return torch.clamp(x, low, high)
+
+    def where(self, condition: Tensor, a: Any, b: Any) -> Tensor:
+        return torch.where(condition, a, b)
+
+    def absmax(self, x: Tensor) -> Tensor:
+        norm: Tensor = torch.linalg.vector_norm(x, ord=torch.inf, dim=-1)
+        return norm
+
+    def is_finite(self, x: Tensor) -> Tensor:
+        return torch.isfinite(x)
+
+    def transpose(self, x: Tensor) -> Tensor:
+        return x.T
+
+    def orthogonalise(self, x: Tensor) -> Tensor:
+        q: Tensor = torch.linalg.qr(x).Q
+        return q
+
+    def top_indices(self, x: Tensor, k: int) -> Tensor:
+        if k == x.numel():
+            return self.arange(k)
+        size = x.abs()
+        least = torch.topk(size, k, sorted=False).values.min()
+        above = torch.nonzero(size > least).flatten()
+        ties = torch.nonzero(size == least).flatten()  # torch.topk leaves open which of these it takes
+        return torch.sort(torch.cat([above, ties[: k - above.numel()]])).values
+
+    def take(self, x: Tensor, indices: Tensor) -> Tensor:
+        return x[indices]
+
+    def put(self, x: Tensor, indices: Tensor, values: Any) -> Tensor:
+        x[indices] = values
+        return x
+
+    def add_at(self, x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
+        return x.index_add_(0, indices, values)
+
+    def to_bytes(self, *parts: Tensor) -> Tensor:
+        return torch.cat([part.contiguous().view(torch.uint8) for part in parts])
+
+    def from_bytes(self, data: Tensor, *parts: tuple[str, int]) -> list[Tensor]:
+        dtypes = [getattr(torch, dtype) for dtype, _ in parts]
+        widths = [dtype.itemsize * count for dtype, (_, count) in zip(dtypes, parts, strict=True)]
+        pieces = self.split(data, widths)
+        # cloned, because a view with a wider dtype must start at a multiple of its width
+        return [piece.clone().view(dtype) for piece, dtype in zip(pieces, dtypes, strict=True)]
+
+    def seed(self, *parts: Any) -> int:
+        return mix_seed(*parts)
+
+    def _hash(self, seed: int, n: int) -> Tensor:
+        """32-bit hashes held in int32, whose products wrap as unsigned ones do; right shifts need a mask."""
+        x = torch.arange(n, dtype=torch.int32, device=self.device).bitwise_xor_(_signed(seed))
+        x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_signed(MIX[0]))
+        x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).add_(_signed(second_key(seed))).mul_(_signed(MIX[1]))
+        return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
+
+    def uniform(self, seed: int, n: int) -> Tensor:
+        return (self._hash(seed, n) >> 8).bitwise_and_(0xFFFFFF).to(torch.float32).mul_(2**-24)
+
+    def below(self, seed: int, bounds: Tensor) -> Tensor:
+        return (self._hash(seed, bounds.numel()).to(torch.int64) & 0xFFFFFFFF) * bounds >> 32
+
+    def stage(self, step: Any, boundaries: Sequence[int]) -> int:
+        return sum(int(step) >= boundary for boundary in boundaries)
+
+
+def _signed(x: int) -> int:
+    """The int32 with the bits of a 32-bit unsigned number."""
+    return int(np.uint32(x).view(np.int32))

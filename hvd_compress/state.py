@@ -1,0 +1,37 @@
+"""States as flat, named leaves: what checkpoints hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hvd_compress.collectives import State
+
+
+def flatten(state: State, path: str = "") -> dict[str, Any]:
+    """Name the leaves of a state (arrays and ints), for example ``"inner.residual"``."""
+    if not isinstance(state, tuple):
+        return {path: state}
+    leaves: dict[str, Any] = {}
+    for name, part in _children(state):
+        leaves |= flatten(part, f"{path}.{name}" if path else name)
+    return leaves
+
+
+def unflatten(like: State, leaves: Mapping[str, Any], path: str = "") -> State:
+    """Undo `flatten`.
+
+    Args:
+        like: A state of the wanted structure; its own leaves are not used.
+        leaves: The leaves by name.
+        path: Prefix of the names.
+    """
+    if not isinstance(like, tuple):
+        return leaves[path]
+    parts = [unflatten(part, leaves, f"{path}.{name}" if path else name) for name, part in _children(like)]
+    return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
+
+
+def _children(state: tuple[Any, ...]) -> list[tuple[str, Any]]:
+    names = getattr(state, "_fields", None) or map(str, range(len(state)))
+    return list(zip(names, state, strict=True))

@@ -1,0 +1,71 @@
+"""What compression costs and saves, counted while training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+
+class Stats(NamedTuple):
+    """Totals over all steps so far, of this rank.
+
+    Attributes:
+        steps: Steps in which gradients were exchanged.
+        gradient_bytes: What the gradients took before compression.
+        bytes_sent: Payload that this rank handed to Horovod: values, indices, scales and all other metadata. What the
+            network carries depends on the collective as well (a ring allreduce moves 2 (n-1)/n times its payload).
+        ratio: ``gradient_bytes / bytes_sent``.
+        encode_seconds: Time in ``compress``: copying into buckets, compressing, starting collectives. None in
+            TensorFlow, where it is part of the graph.
+        wait_seconds: Time spent waiting for collectives that backward did not hide; None in TensorFlow, and where the
+            payload travels as Horovod's own allreduce (none and fp16).
+        decode_seconds: Time in ``decompress`` without the waiting; None in TensorFlow.
+    """
+
+    steps: int
+    gradient_bytes: int
+    bytes_sent: int
+    ratio: float
+    encode_seconds: float | None
+    wait_seconds: float | None
+    decode_seconds: float | None
+
+
+Phase = Literal["encode", "wait", "decode"]
+
+
+@dataclass
+class Meter:
+    """Counts for `Stats`."""
+
+    steps: int = 0
+    gradient_bytes: int = 0
+    bytes_sent: int = 0
+    encode: float = 0.0
+    wait: float = 0.0
+    decode: float = 0.0
+
+    @contextmanager
+    def time(self, phase: Phase) -> Iterator[None]:
+        """Add the time of a block to a phase; time inside an inner block counts there only."""
+        begin, inside = time.perf_counter(), self.encode + self.wait + self.decode
+        try:
+            yield
+        finally:
+            nested = self.encode + self.wait + self.decode - inside
+            setattr(self, phase, getattr(self, phase) + time.perf_counter() - begin - nested)
+
+    def read(self, waits: bool) -> Stats:
+        """The totals; ``waits`` tells whether waiting was measured."""
+        return Stats(
+            self.steps,
+            self.gradient_bytes,
+            self.bytes_sent,
+            self.gradient_bytes / self.bytes_sent if self.bytes_sent else 1.0,
+            self.encode,
+            self.wait if waits else None,
+            self.decode,
+        )

@@ -1,0 +1,25 @@
+"""Gradient compression for `horovod.tensorflow` and `horovod.keras`.
+
+from hvd_compress.tensorflow import Compression
+
+opt = hvd.DistributedOptimizer(opt, compression=Compression.topk(ratio=0.01))
+tape = hvd.DistributedGradientTape(tape, compression=Compression.topk(ratio=0.01))
+"""
+
+from __future__ import annotations
+
+from hvd_compress.errors import MissingPackageError
+
+try:
+    import horovod.tensorflow
+except ImportError as error:
+    raise MissingPackageError(
+        f"hvd_compress.tensorflow needs TensorFlow and a Horovod built for it ({error});"
+        " install them with: pip install 'hvd-compress[tensorflow]'"
+    ) from error
+
+from hvd_compress.tensorflow.compression import Compression, TensorFlowCompressor
+
+__all__ = ["Compression", "TensorFlowCompressor"]
+
+del horovod

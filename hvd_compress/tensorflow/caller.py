@@ -1,0 +1,84 @@
+"""Who calls ``compress``? Horovod does not say, so it is read off the calling frames.
+
+`horovod.tensorflow` hands over a bare gradient, inside a `tf.cond` branch of its own. The frame of ``allreduce_grads``
+holds all gradients and variables, that of ``allreduce`` the process set. All knowledge of Horovod's inside is in this
+file.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any, NamedTuple
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from hvd_compress.errors import UnknownParameterError, UnsupportedError
+
+_REDUCE = {"allreduce", "tf__allreduce", "grouped_allreduce", "tf__grouped_allreduce"}
+_ALL = {"allreduce_grads", "tf__allreduce_grads"}  # AutoGraph runs a translation whose names begin with tf__
+
+
+class Call(NamedTuple):
+    """A call of ``compress`` while a training step is traced.
+
+    Attributes:
+        source: The very list of gradients in Horovod's hands; tells one call of ``allreduce_grads`` from another.
+        gradients: Its entries, one for each variable; None or IndexedSlices for some.
+        variables: As many; None where the caller named none.
+        process_set: The ranks that Horovod reduces over.
+        op: Horovod's reduction.
+        graph: Where the gradients are reduced: the graph around the branch that is being traced; None in eager mode.
+    """
+
+    source: Any
+    gradients: list[Any]
+    variables: list[Any] | None
+    process_set: Any
+    op: int
+    graph: Any
+
+
+def find() -> Call | None:
+    """Find out what is being compressed; None outside of Horovod's optimizers and tapes."""
+    reduce_frame = _frame(sys._getframe(1), _REDUCE)
+    all_frame = _frame(reduce_frame, _ALL) if reduce_frame else None
+    if reduce_frame is None or all_frame is None:
+        return None
+    reducing, gradients = reduce_frame.f_locals, all_frame.f_locals
+    variables = gradients["vars"]
+    return Call(
+        gradients["grads"],
+        list(gradients["grads"]),
+        None if variables is None else list(variables),
+        reducing["process_set"],
+        reducing["op"],
+        None if tf.executing_eagerly() else tf.compat.v1.get_default_graph().outer_graph,
+    )
+
+
+def checked(call: Call | None) -> Call:
+    """Refuse what compression with a state cannot do.
+
+    Raises:
+        UnknownParameterError: If the caller is not one of Horovod's optimizers or tapes.
+        UnsupportedError: If it reduces with Adasum.
+    """
+    if call is None or call.variables is None:
+        raise UnknownParameterError(
+            "a tensor was compressed outside of hvd.DistributedOptimizer and hvd.DistributedGradientTape, so there is"
+            " no variable to keep state for; in direct calls such as hvd.allreduce use Compression.none or .fp16"
+        )
+    if call.op == hvd.Adasum:
+        raise UnsupportedError(
+            "op=hvd.Adasum does not go with this compression: Adasum weighs the gradients of pairs of ranks by their"
+            " angle, which a compressed sum cannot tell; use op=hvd.Average, or Compression.fp16 with Adasum"
+        )
+    return call
+
+
+def _frame(frame: FrameType | None, names: set[str]) -> FrameType | None:
+    while frame is not None and frame.f_code.co_name not in names:
+        frame = frame.f_back
+    return frame

@@ -1,0 +1,143 @@
+"""Performs the collectives of a method with `horovod.tensorflow`, while a graph is traced."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from hvd_compress.collectives import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Branch,
+    Broadcast,
+    Collective,
+    Exchange,
+    Exchanging,
+)
+
+Tensor: TypeAlias = Any
+T = TypeVar("T")
+
+
+class Group(NamedTuple):
+    """The ranks of an exchange as Horovod knows them.
+
+    Attributes:
+        process_set: Horovod's process set.
+        size: Number of ranks in it.
+        rank: Of this process within it.
+    """
+
+    process_set: Any
+    size: int
+    rank: int
+
+    @classmethod
+    def of(cls, process_set: Any) -> Group:
+        """The group of a process set that this process belongs to."""
+        return cls(process_set, process_set.size(), process_set.rank())
+
+
+def drive(exchanging: Exchanging, name: str, group: Group) -> tuple[Exchange, Tensor]:
+    """Build the graph of an exchange.
+
+    Args:
+        exchanging: The exchange of a method.
+        name: Prefix of the names of its collectives; the same on all ranks.
+        group: The ranks that take part.
+
+    Returns:
+        What the exchange ends with, and the payload bytes of a step (an int64 scalar).
+    """
+    reply: Any = None
+    sent: Tensor = tf.constant(0, tf.int64)
+    number = 0
+    while True:
+        try:
+            message = exchanging.send(reply)
+        except StopIteration as end:
+            return end.value, sent
+        where = f"{name}.{number}"
+        if isinstance(message, Branch):
+            reply, more = _branch(message, where, group)
+            sent += more
+        else:
+            reply = perform(message, where, group)
+            sent += message.array.shape.num_elements() * message.array.dtype.size
+        number += 1
+
+
+def _branch(message: Branch, name: str, group: Group) -> tuple[Exchange, Tensor]:
+    def build(number: int, start: Callable[[], Exchanging]) -> tuple[Tensor, Any, Tensor]:
+        exchange, sent = drive(start(), f"{name}.{number}", group)
+        return exchange.total, tf.nest.map_structure(tf.convert_to_tensor, exchange.state), sent
+
+    branches = [lambda n=n, start=start: build(n, start) for n, start in enumerate(message.branches)]
+    total, state, sent = tf.switch_case(message.index, branches)
+    return Exchange(total, None, state), sent
+
+
+def perform(message: Collective, name: str, group: Group) -> Tensor:
+    """Build the operation for one collective.
+
+    Args:
+        message: What the method asks for.
+        name: The same on all ranks.
+        group: The ranks that take part.
+
+    Returns:
+        The reply.
+    """
+    array = message.array
+    where = {"name": name, "process_set": group.process_set, "ignore_name_scope": True}
+    if isinstance(message, AllReduce):
+        op = hvd.Max if message.op == "max" else hvd.Sum
+        return hvd.mpi_ops._allreduce(array, op=op, **where)
+    if isinstance(message, AllGather):
+        return tf.reshape(hvd.allgather(array, **where), [group.size, array.shape[0]])
+    if isinstance(message, AllToAll):
+        splits = tf.fill([group.size], array.shape[1])
+        received, _ = hvd.alltoall(tf.reshape(array, [-1]), splits, **where)
+        return tf.reshape(received, array.shape)
+    assert isinstance(message, Broadcast)
+    ranks = group.process_set.ranks
+    return hvd.broadcast(array, ranks[message.root] if ranks is not None else message.root, **where)
+
+
+def gather_bytes(data: bytes, name: str, group: Group) -> bytes:
+    """Join the bytes of all ranks, in the order of ranks; at once, even while a graph is traced."""
+
+    def gather() -> bytes:
+        mine = tf.constant(np.frombuffer(data, np.uint8))
+        return bytes(hvd.allgather(mine, name=name, process_set=group.process_set).numpy())
+
+    return outside_of_graphs(gather)
+
+
+def outside_of_graphs(call: Callable[[], T]) -> T:
+    """Call a function eagerly although a graph is being traced.
+
+    A new thread has no graph and no variable creator. `tf.init_scope` would keep the creator, which forbids new
+    variables in all but the first trace.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:  # handed on to the waiting thread
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]

@@ -1,0 +1,41 @@
+"""Counters that a graph can update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_compress.stats import Stats
+from hvd_compress.tensorflow.driver import outside_of_graphs
+
+
+class Untracked:
+    """Keeps a value out of the sight of checkpoints, which would look for variables in it and copy lists and dicts.
+
+    Args:
+        value: The value; may be replaced.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Tally(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
+    """Counts steps, gradient bytes and bytes sent for `Stats`, in a variable that is made on first use."""
+
+    def __init__(self) -> None:
+        super().__init__(name="hvd_compress_tally")
+        self.counts: tf.Variable | None = None
+
+    def add(self, steps: int, gradient_bytes: int, bytes_sent: Any) -> tf.Operation:
+        """Count; gives the operation that does it."""
+        if self.counts is None:
+            self.counts = outside_of_graphs(lambda: tf.Variable([0, 0, 0], dtype=tf.int64, trainable=False))
+        return self.counts.assign_add(tf.stack([steps, gradient_bytes, tf.cast(bytes_sent, tf.int64)]))
+
+    def read(self) -> Stats:
+        """The totals so far."""
+        steps, gradient_bytes, bytes_sent = (0, 0, 0) if self.counts is None else map(int, self.counts.numpy())
+        ratio = gradient_bytes / bytes_sent if bytes_sent else 1.0
+        return Stats(steps, gradient_bytes, bytes_sent, ratio, None, None, None)

@@ -1,0 +1,82 @@
+"""Performs the collectives of a method with `horovod.torch`, without waiting for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import horovod.torch as hvd
+import torch
+from torch import Tensor
+
+from hvd_compress.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective
+
+
+class Group(NamedTuple):
+    """The ranks of an exchange as Horovod knows them.
+
+    Attributes:
+        process_set: Horovod's process set.
+        size: Number of ranks in it.
+        rank: Of this process within it.
+    """
+
+    process_set: Any
+    size: int
+    rank: int
+
+    @classmethod
+    def of(cls, process_set: Any) -> Group:
+        """The group of a process set that this process belongs to."""
+        return cls(process_set, process_set.size(), process_set.rank())
+
+
+class Pending(NamedTuple):
+    """A collective on its way.
+
+    Attributes:
+        handle: Horovod's.
+        read: Turns Horovod's result into the reply that the method expects.
+    """
+
+    handle: int
+    read: Callable[[Any], Tensor]
+
+    def done(self) -> bool:
+        """Whether the result is there."""
+        return bool(hvd.poll(self.handle))
+
+    def wait(self) -> Tensor:
+        """Wait for the result."""
+        return self.read(hvd.synchronize(self.handle))
+
+
+def launch(message: Collective, name: str, group: Group) -> Pending:
+    """Start a collective.
+
+    Args:
+        message: What the method asks for.
+        name: The same on all ranks, and of no other collective in flight.
+        group: The ranks that take part.
+    """
+    array, where = message.array.contiguous(), {"name": name, "process_set": group.process_set}
+    if isinstance(message, AllReduce):
+        op = hvd.Max if message.op == "max" else hvd.Sum
+        start = hvd.allreduce_async_ if message.donate else hvd.allreduce_async
+        return Pending(start(array, op=op, **where), lambda reply: reply)
+    if isinstance(message, AllGather):
+        return Pending(hvd.allgather_async(array, **where), lambda reply: reply.view(group.size, -1))
+    if isinstance(message, AllToAll):
+        splits = torch.full((group.size,), array[0].numel(), dtype=torch.int32)
+        handle = hvd.alltoall_async(array.flatten(), splits, **where)
+        return Pending(handle, lambda reply: reply[0].view(group.size, -1))
+    assert isinstance(message, Broadcast)
+    ranks = group.process_set.ranks
+    root = ranks[message.root] if ranks is not None else message.root
+    return Pending(hvd.broadcast_async(array, root, **where), lambda reply: reply)
+
+
+def gather_bytes(data: bytes, name: str, group: Group) -> bytes:
+    """Join the bytes of all ranks, in the order of ranks."""
+    mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    return bytes(hvd.allgather(mine, name=name, process_set=group.process_set).numpy())

@@ -1,0 +1,148 @@
+"""Every primitive of PyTorch and TensorFlow gives what the numpy oracle gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worlds import ops_of
+
+from hvd_compress.ops import Ops, mix32
+from hvd_compress.ops.numpy import NumpyOps
+
+ORACLE = NumpyOps()
+RNG = np.random.default_rng(7)
+FLOATS = RNG.standard_normal(60).astype(np.float32)
+SOME = np.array([3, 9, 20])
+
+
+@pytest.fixture(params=["torch", "tensorflow"], scope="module")
+def ops(request: pytest.FixtureRequest) -> Ops:
+    return ops_of(request.param)
+
+
+def same(ops: Ops, name: str, *args: Any) -> None:
+    """Assert that a primitive gives equal bits, shape and dtype, given arrays made by ``ops.constant``."""
+
+    def call(o: Ops) -> Any:
+        return getattr(o, name)(*(o.constant(arg) if isinstance(arg, np.ndarray) else arg for arg in args))
+
+    mine, theirs = call(ORACLE), call(ops)
+    if not isinstance(mine, list):
+        mine, theirs = [mine], [theirs]
+    assert len(mine) == len(theirs)
+    for a, b in zip(mine, theirs, strict=True):
+        b = np.asarray(b)
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("cast", (FLOATS * 1e3, "float16")),
+        ("cast", (FLOATS * 1e6, "float16")),
+        ("cast", (FLOATS * 9, "int32")),
+        ("cast", (FLOATS, "float64")),
+        ("cast", (np.arange(9), "uint16")),
+        ("zeros", ((3, 4), "float64")),
+        ("arange", (5,)),
+        ("reshape", (FLOATS, (6, -1))),
+        ("split", (FLOATS, [10, 0, 50])),
+        ("pad", (FLOATS, 64)),
+        ("pad", (FLOATS, 60)),
+        ("floor", (FLOATS * 9,)),
+        ("clip", (FLOATS, -0.5, 0.25)),
+        ("where", (FLOATS > 0, FLOATS, FLOATS * 2)),
+        ("absmax", (FLOATS.reshape(4, 15),)),
+        ("is_finite", (np.array([1.0, np.inf, -np.inf, np.nan]),)),
+        ("transpose", (FLOATS.reshape(4, 15),)),
+        ("take", (FLOATS, SOME)),
+        ("put", (FLOATS, SOME, FLOATS[:3])),
+        ("add_at", (FLOATS, SOME, FLOATS[:3])),
+        ("to_bytes", (FLOATS, SOME, FLOATS.astype(np.float16), np.arange(3, dtype=np.uint16))),
+        ("uniform", (mix32(1), 1000)),
+        ("below", (mix32(2), RNG.integers(1, 2**31 - 1, 1000))),
+        ("below", (mix32(3), np.ones(9, np.int64))),
+    ],
+)
+def test_equal_bits(ops: Ops, name: str, args: tuple[Any, ...]) -> None:
+    same(ops, name, *args)
+
+
+def test_concat(ops: Ops) -> None:
+    joined = ops.concat([ops.constant(FLOATS), ops.constant(FLOATS[:5])])
+    np.testing.assert_array_equal(np.asarray(joined), np.concatenate([FLOATS, FLOATS[:5]]))
+
+
+def test_bytes_come_back(ops: Ops) -> None:
+    parts = [FLOATS[:5], np.arange(3, dtype=np.uint16), FLOATS.astype(np.float64), np.arange(7, dtype=np.uint8)]
+    data = ops.to_bytes(*(ops.constant(part) for part in parts))
+    back = ops.from_bytes(data, *((part.dtype.name, part.size) for part in parts))
+    for part, other in zip(parts, back, strict=True):
+        np.testing.assert_array_equal(part, np.asarray(other))
+        assert part.dtype == np.asarray(other).dtype
+
+
+def test_put_takes_a_number(ops: Ops) -> None:
+    expected = FLOATS.copy()
+    expected[SOME] = 0
+    np.testing.assert_array_equal(np.asarray(ops.put(ops.constant(FLOATS), ops.constant(SOME), 0.0)), expected)
+
+
+@pytest.mark.parametrize("k", [1, 2, 7, 59, 60])
+@pytest.mark.parametrize("kind", ["distinct", "ties", "zeros", "signs"])
+def test_top_indices(ops: Ops, kind: str, k: int) -> None:
+    x = {"distinct": FLOATS, "ties": np.round(FLOATS), "zeros": np.zeros(60, np.float32), "signs": np.sign(FLOATS)}
+    same(ops, "top_indices", x[kind], k)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=50), st.data())
+def test_top_indices_of_anything_finite_or_not(values: list[float], data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, len(values)))
+    x = np.array(values, np.float32)
+    expected = sorted(sorted(range(len(values)), key=lambda i: (-abs(x[i]), i))[:k])
+    assert ORACLE.top_indices(x, k).tolist() == expected
+    same(ops_of("torch"), "top_indices", x, k)
+
+
+@pytest.mark.parametrize("shape", [(9, 4), (4, 4), (50, 1)])
+@pytest.mark.parametrize("kind", ["full", "deficient", "zero"])
+@pytest.mark.parametrize("framework", ["numpy", "torch", "tensorflow"])
+def test_orthogonalise(framework: str, shape: tuple[int, int], kind: str) -> None:
+    """Q has orthonormal columns, and Q Q^T x = x: its columns span those of x."""
+    ops = ops_of(framework)
+    x = np.random.default_rng(0).standard_normal(shape)
+    if kind != "full":
+        x[:, -1] = x[:, 0] if kind == "deficient" else 0
+    if kind == "zero":
+        x[:] = 0
+    q = np.asarray(ops.orthogonalise(ops.constant(x)))
+    np.testing.assert_allclose(q.T @ q, np.eye(shape[1]), atol=1e-12)
+    np.testing.assert_allclose(q @ (q.T @ x), x, atol=1e-12)
+
+
+def test_seeds_agree_and_differ(ops: Ops) -> None:
+    parts = [(0,), (1,), (0, 0), (0, 1), (1, 0), (2**32 - 1, 5)]
+    seeds = [ORACLE.seed(*p) for p in parts]
+    assert [int(ops.seed(*p)) for p in parts] == seeds
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_stage_counts_boundaries(ops: Ops) -> None:
+    assert [int(ops.stage(step, [3, 5])) for step in (0, 2, 3, 4, 5, 9)] == [0, 0, 1, 1, 2, 2]
+
+
+def test_uniform_is_uniform_and_uncorrelated() -> None:
+    """Mean 1/2, variance 1/12, no correlation with the next element, the next seed, or a shifted copy: within 5 sigma."""
+    n = 1 << 18
+    u, v = (ORACLE.uniform(ORACLE.seed(0, step), n).astype(np.float64) for step in (0, 1))
+    assert 0 <= u.min() and u.max() < 1
+    assert abs(u.mean() - 0.5) < 5 * (1 / 12 / n) ** 0.5
+    assert abs(u.var() - 1 / 12) < 5 * (1 / 180 / n) ** 0.5
+    for a, b in [(u[1:], u[:-1]), (u, v), (u[1:], v[:-1])]:
+        assert abs(np.corrcoef(a, b)[0, 1]) < 5 / n**0.5
