@@ -98,10 +98,6 @@ class Schedule(Method):
         if not ends or sorted(set(ends)) != ends or ends[0] < 1:
             raise SpecError(f"stages end at the steps {ends}; they must be whole numbers that grow, from 1")
 
-    @property
-    def core(self) -> Method:
-        return self.inner.core
-
     def compresses(self, shape: Shape) -> bool:
         return self.inner.compresses(shape)
 

@@ -46,7 +46,7 @@ def parse(spec: str) -> Method:
     """
     if not isinstance(spec, str):
         raise SpecError(f"a spec is a string such as 'topk:ratio=0.01', not {spec!r}")
-    name, colon, rest = spec.strip().partition(":")
+    name, colon, rest = spec.partition(":")
     params: dict[str, str] = {}
     for item in rest.split(",") if colon else ():
         key, equals, value = (part.strip() for part in item.partition("="))
@@ -55,7 +55,7 @@ def parse(spec: str) -> Method:
         if key in params:
             raise SpecError(f"{key} stands twice in the spec {spec!r}")
         params[key] = value
-    return build(name, **params)
+    return build(name.strip(), **params)
 
 
 def build(name: str, **params: Any) -> Method:

@@ -97,3 +97,8 @@ def check_range(name: str, value: float | str, allowed: str, ok: bool) -> None:
     """
     if not ok:
         raise SpecError(f"{name}={value!r} is not allowed: {name} must be {allowed}")
+
+
+def count(ratio: float, numel: int) -> int:
+    """How many of ``numel`` coordinates a ratio keeps: at least one, rounded to the nearest."""
+    return min(numel, max(1, round(ratio * numel)))

@@ -9,8 +9,7 @@ import numpy as np
 
 from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, World
-from hvd_compress.methods.base import Method, check_range
-from hvd_compress.methods.topk import count
+from hvd_compress.methods.base import Method, check_range, count
 from hvd_compress.ops import Ops
 
 

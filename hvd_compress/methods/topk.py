@@ -6,16 +6,11 @@ from dataclasses import dataclass
 
 from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllGather, Array, Exchange, Exchanging, State, World
-from hvd_compress.methods.base import Method, check_range
+from hvd_compress.methods.base import Method, check_range, count
 from hvd_compress.ops import Ops
 
 HALF_MAX = 65504.0
 """Largest finite float16."""
-
-
-def count(ratio: float, numel: int) -> int:
-    """How many of ``numel`` coordinates a ratio keeps: at least one, rounded to the nearest."""
-    return min(numel, max(1, round(ratio * numel)))
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,6 @@ def core(spec: str, feedback: bool = False) -> Method:
     return ErrorFeedback(method) if feedback else method
 
 
-def retains(spec: str) -> bool:
-    return core(spec).can_retain
-
-
 def test_all_methods_are_under_test() -> None:
     assert {spec.partition(":")[0] for spec in SPECS} == set(REGISTRY)
 
@@ -61,7 +57,7 @@ def test_ranks_agree_bit_for_bit(spec: str, ranks: int, framework: str) -> None:
 @pytest.mark.parametrize("spec", SPECS)
 def test_frameworks_agree_with_numpy(spec: str, framework: str) -> None:
     """Two steps with error feedback where there is one: same totals and states up to rounding."""
-    method = core(spec, feedback=retains(spec))
+    method = core(spec, feedback=core(spec).can_retain)
     outcomes = []
     for name in ("numpy", framework):
         ops = ops_of(name)
@@ -79,7 +75,7 @@ def test_frameworks_agree_with_numpy(spec: str, framework: str) -> None:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("spec", filter(retains, SPECS))
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if core(spec).can_retain])
 def test_sent_and_residual_make_up_the_gradient(spec: str, framework: str) -> None:
     """With one rank the total is what was sent: total + residual = gradient + residual before."""
     ops, method = ops_of(framework), core(spec, feedback=True)
@@ -92,7 +88,7 @@ def test_sent_and_residual_make_up_the_gradient(spec: str, framework: str) -> No
         np.testing.assert_allclose(np.asarray(result.total) + np.asarray(state.residual), x + before, atol=2e-6)
 
 
-@pytest.mark.parametrize("spec", filter(retains, SPECS))
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if core(spec).can_retain])
 def test_residuals_telescope(spec: str) -> None:
     """Over many steps and ranks: what all got, plus what all kept, is the sum of all gradients."""
     world = LocalWorld(core(spec, feedback=True), size=3)
@@ -148,22 +144,25 @@ def test_bytes_counted_are_the_payload(spec: str) -> None:
     world = LocalWorld(core(spec), size=2)
     world.step([np.ones((40, 25), np.float32)] * 2)
     blocks = -(-1000 // 64)
-    assert world.bytes_sent == {
-        "none": 4000,
-        "fp16": 2000,
-        "topk:ratio=0.1": 100 * (4 + 2),
-        "topk:ratio=0.1,values=fp16": 100 * (2 + 2),
-        "randomk:ratio=0.1": 100 * 4,
-        "randomk:ratio=0.1,unbiased=on": 100 * 4,
-        "int8:block=64": blocks * (4 + 64),
-        "int8:bits=16,block=64": blocks * (4 + 128),
-        "powersgd:rank=2": 2 * (40 + 25) * 4,
-    }[spec]
+    assert (
+        world.bytes_sent
+        == {
+            "none": 4000,
+            "fp16": 2000,
+            "topk:ratio=0.1": 100 * (4 + 2),
+            "topk:ratio=0.1,values=fp16": 100 * (2 + 2),
+            "randomk:ratio=0.1": 100 * 4,
+            "randomk:ratio=0.1,unbiased=on": 100 * 4,
+            "int8:block=64": blocks * (4 + 64),
+            "int8:bits=16,block=64": blocks * (4 + 128),
+            "powersgd:rank=2": 2 * (40 + 25) * 4,
+        }[spec]
+    )
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_states_come_back_from_their_leaves(spec: str) -> None:
-    method, ops = core(spec, feedback=retains(spec)), ops_of("numpy")
+    method, ops = core(spec, feedback=core(spec).can_retain), ops_of("numpy")
     state = method.init(ops, BUCKET)
     for step in range(2):
         (result,) = drive(ops, method, BUCKET, normal(BUCKET, 1, seed=step), [state])
@@ -179,7 +178,7 @@ def test_states_come_back_from_their_leaves(spec: str) -> None:
 @pytest.mark.parametrize("spec", SPECS)
 def test_states_are_never_overwritten(spec: str, framework: str) -> None:
     """A step that is thrown away must leave the state that it started from."""
-    ops, method = ops_of(framework), core(spec, feedback=retains(spec))
+    ops, method = ops_of(framework), core(spec, feedback=core(spec).can_retain)
     state = method.init(ops, BUCKET)
     (result,) = drive(ops, method, BUCKET, normal(BUCKET, 1), [state])
     state, before = result.state, {path: leaf.copy() for path, leaf in leaves(result.state).items()}
@@ -193,7 +192,7 @@ def test_states_are_never_overwritten(spec: str, framework: str) -> None:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("spec", SPECS)
 def test_any_shape_and_precision(spec: str, framework: str, shapes: tuple[tuple[int, ...], ...], dtype: str) -> None:
-    ops, bucket, method = ops_of(framework), bucket_of(*shapes, dtype=dtype), core(spec, feedback=retains(spec))
+    ops, bucket, method = ops_of(framework), bucket_of(*shapes, dtype=dtype), core(spec, feedback=core(spec).can_retain)
     xs = normal(bucket, 2)
     results = drive(ops, method, bucket, xs, [method.init(ops, bucket) for _ in xs])
     total = np.asarray(results[0].total)

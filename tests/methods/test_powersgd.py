@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from worlds import FRAMEWORKS, bucket_of, drive, normal, ops_of
+from worlds import FRAMEWORKS, Arr, bucket_of, drive, normal, ops_of
 
 from hvd_compress.methods.powersgd import PowerSGD
 
@@ -16,7 +16,7 @@ def test_exact_on_a_sum_of_low_rank(framework: str, ranks: int) -> None:
     ops, bucket, method = ops_of(framework), bucket_of((40, 30), (8, 3, 3, 2)), PowerSGD(rank=3)
     rng = np.random.default_rng(0)
 
-    def outer(rows: int, columns: int) -> np.ndarray:
+    def outer(rows: int, columns: int) -> Arr:
         return np.outer(rng.standard_normal(rows), rng.standard_normal(columns)).ravel()
 
     xs = [np.concatenate([outer(40, 30), outer(8, 18)]).astype(np.float32) for _ in range(ranks)]
@@ -50,8 +50,9 @@ def test_literal_algorithm() -> None:
         results = drive(ops, method, bucket, [x.copy() for x in xs], states)
         states = [result.state for result in results]
         ms = [x.reshape(10, 6) for x in xs]
-        p, _ = np.linalg.qr(sum(ms) @ q / 2)
-        q = sum(ms).T @ p / 2
+        m = ms[0] + ms[1]
+        p, _ = np.linalg.qr(m @ q / 2)
+        q = m.T @ p / 2
         np.testing.assert_allclose(results[0].total.reshape(10, 6), 2 * p @ q.T, atol=1e-12)
 
 

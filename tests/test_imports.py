@@ -1,0 +1,118 @@
+"""Imports go one way, and `import hvd_compress` needs no framework."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hvd_compress
+
+ROOT = Path(hvd_compress.__file__).parent
+FRAMEWORKS = ("torch", "tensorflow", "horovod", "keras", "mpi4py")
+
+LAYERS = [
+    ["_version", "errors"],
+    ["bucket"],
+    ["collectives"],
+    ["ops"],
+    ["methods.base"],
+    ["methods.cast", "methods.topk", "methods.randomk", "methods.int8", "methods.powersgd"],
+    ["methods"],
+    ["memory"],
+    ["policy"],
+    ["spec"],
+    ["merging", "state", "stats"],
+    ["local", "agreement", "face"],
+    ["torch", "tensorflow"],
+    ["keras"],
+]
+"""From the bottom up: a module may import from its own entry and from the rows below. The package itself is on top."""
+
+
+def modules() -> dict[str, Path]:
+    """All modules of the package, by their name within it."""
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("__init__").rstrip(".")
+        found[name] = path
+    return found
+
+
+def imported(path: Path) -> set[str]:
+    """What a file imports, at any depth of the code."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def place(module: str) -> tuple[int, str]:
+    """The row and the entry of a module: the longest entry that its name begins with."""
+    entries = [(row, entry) for row, names in enumerate(LAYERS) for entry in names]
+    fits = [(row, e) for row, e in entries if module == e or module.startswith(e + ".")]
+    assert fits, f"{module} has no place in LAYERS"
+    return max(fits, key=lambda found: len(found[1]))
+
+
+@pytest.mark.parametrize("module", sorted(set(modules()) - {""}))
+def test_imports_go_downward(module: str) -> None:
+    row, entry = place(module)
+    for name in imported(modules()[module]):
+        inner = name.removeprefix("hvd_compress.")
+        if name.startswith("hvd_compress.") and inner in modules():
+            other_row, other_entry = place(inner)
+            assert other_row < row or other_entry == entry, f"{module} imports {inner}"
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_only_adapters_know_a_framework(module: str) -> None:
+    allowed = {"torch", "tensorflow", "keras", "ops.torch", "ops.tensorflow"}
+    tops = {name.partition(".")[0] for name in imported(modules()[module])}
+    if not any(module == entry or module.startswith(entry + ".") for entry in allowed):
+        assert not tops & set(FRAMEWORKS)
+
+
+def loaded_after(code: str) -> set[str]:
+    """Which frameworks a fresh interpreter has loaded after running some code."""
+    code += "\nimport sys; print(*(m for m in sys.modules if '.' not in m))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(result.stdout.split()) & set(FRAMEWORKS)
+
+
+def test_import_loads_no_framework() -> None:
+    code = "import hvd_compress as hc; hc.methods(); hc.LocalWorld('topk:ratio=0.5', 2).step([[1.0, 2.0]] * 2)"
+    assert loaded_after(code) == set()
+
+
+def test_the_test_above_can_fail() -> None:
+    assert loaded_after("import mpi4py, hvd_compress") == {"mpi4py"}
+
+
+@pytest.mark.parametrize(
+    ("adapter", "framework"), [("torch", "torch"), ("tensorflow", "tensorflow"), ("keras", "tensorflow")]
+)
+def test_a_missing_framework_is_named_with_its_cure(adapter: str, framework: str) -> None:
+    code = f"""
+import sys
+sys.modules["{framework}"] = None
+import hvd_compress
+try:
+    import hvd_compress.{adapter}
+except hvd_compress.CompressionError as error:
+    print(error)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert f"pip install 'hvd-compress[{framework}]'" in result.stdout
+
+
+def test_public_names() -> None:
+    assert sorted(hvd_compress.__all__) == ["CompressionError", "LocalWorld", "__version__", "methods", "parse"]
+    for name in hvd_compress.__all__:
+        assert hasattr(hvd_compress, name)

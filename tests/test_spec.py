@@ -1,0 +1,177 @@
+"""Spec strings: what they mean, that they come back, and what bad ones answer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hvd_compress as hc
+from hvd_compress.errors import CompressionError, SpecError
+from hvd_compress.memory import ErrorFeedback
+from hvd_compress.methods import REGISTRY
+from hvd_compress.methods.base import Method
+from hvd_compress.methods.cast import Dense, Half
+from hvd_compress.methods.int8 import Int8
+from hvd_compress.methods.powersgd import PowerSGD
+from hvd_compress.methods.randomk import RandomK
+from hvd_compress.methods.topk import TopK
+from hvd_compress.policy import Schedule, Selective, Stage
+from hvd_compress.spec import build, to_spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "method"),
+    [
+        ("none", Dense()),
+        ("fp16", Half()),
+        ("fp16:feedback=on", ErrorFeedback(Half())),
+        ("topk", Selective(ErrorFeedback(TopK()))),
+        ("topk:ratio=0.5", Selective(ErrorFeedback(TopK(ratio=0.5)))),
+        (" topk : ratio = 1e-3 , values = fp16 ", Selective(ErrorFeedback(TopK(ratio=0.001, values="fp16")))),
+        ("topk:feedback=off", Selective(TopK())),
+        ("randomk:unbiased=on", Selective(RandomK(unbiased=True))),
+        ("randomk:feedback=no", Selective(RandomK())),
+        ("int8:bits=16", Selective(Int8(bits=16))),
+        ("powersgd:rank=2", Selective(ErrorFeedback(PowerSGD(rank=2)))),
+        ("int8:min_size=5,vectors=on,dense=fp16", Selective(Int8(), Half(), 5, True)),
+        ("int8:start=3", Selective(Schedule(Int8(), (Stage(3, Dense()),)))),
+    ],
+)
+def test_meaning(spec: str, method: Method) -> None:
+    assert hc.parse(spec) == method
+    assert hc.parse(to_spec(method)) == method
+
+
+def test_warmup_is_that_of_the_dgc_paper() -> None:
+    """Ratios 25%, 6.25%, 1.5625%, 0.4%, then 0.1% (Lin et al., section 3.3)."""
+    method = hc.parse("topk:ratio=0.001,start=10,warmup=40,feedback=off").inner  # type: ignore[attr-defined]
+    assert [stage.until for stage in method.stages] == [10, 20, 30, 40, 50]
+    assert method.stages[0].method == Dense()
+    ratios = [stage.method.ratio for stage in method.stages[1:]]
+    np.testing.assert_allclose(ratios, [0.25, 0.0625, 0.0156, 0.0040], rtol=0.02)
+    assert method.inner == TopK(ratio=0.001)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("topkk", "unknown method 'topkk' (did you mean 'topk'?)"),
+        ("", "unknown method ''"),
+        ("POWERSGD", "did you mean 'powersgd'"),
+        ("topk:ration=0.1", "unknown parameter 'ration' of topk (did you mean 'ratio'?)"),
+        ("none:ratio=0.1", "unknown parameter 'ratio' of none; it takes: nothing"),
+        ("topk:ratio=0", "ratio=0.0 is not allowed: ratio must be in (0, 1]"),
+        ("topk:ratio=1.5", "ratio=1.5 is not allowed"),
+        ("topk:ratio=-0.1", "ratio=-0.1 is not allowed"),
+        ("topk:ratio=nan", "ratio=nan is not allowed"),
+        ("topk:ratio=much", "ratio='much' is not allowed: ratio must be a number"),
+        ("topk:ratio", "cannot read 'ratio' in the spec"),
+        ("topk:ratio=", "cannot read 'ratio='"),
+        ("topk:", "cannot read ''"),
+        ("topk:ratio=0.1,,", "cannot read ''"),
+        ("topk:ratio=0.1,ratio=0.2", "ratio stands twice"),
+        ("topk:values=fp8", "values='fp8' is not allowed: values must be 'fp32' or 'fp16'"),
+        ("topk:feedback=maybe", "feedback='maybe' is not allowed: feedback must be on or off"),
+        ("topk:dense=int8", "dense='int8' is not allowed: dense must be 'none' or 'fp16'"),
+        ("topk:min_size=-1", "min_size=-1 is not allowed"),
+        ("topk:min_size=1.5", "min_size='1.5' is not allowed: min_size must be a whole number"),
+        ("topk:start=-1", "start=-1 is not allowed"),
+        ("topk:warmup=10", "warmup=10 is not allowed: warmup must be a multiple of 4"),
+        ("powersgd:warmup=8", "has no ratio to approach; take start=8"),
+        ("powersgd:rank=0", "rank=0 is not allowed"),
+        ("powersgd:rank=2.5", "rank='2.5' is not allowed: rank must be a whole number"),
+        ("int8:bits=4", "bits=4 is not allowed: bits must be 8 or 16"),
+        ("int8:block=6", "block=6 is not allowed: block must be a multiple of 4"),
+        ("randomk:seed=-1", "seed=-1 is not allowed"),
+        ("randomk:unbiased=on,feedback=on", "feedback=on is not possible"),
+        ("none:feedback=on", "unknown parameter 'feedback' of none"),
+    ],
+)
+def test_bad_specs(spec: str, message: str) -> None:
+    with pytest.raises(SpecError) as error:
+        hc.parse(spec)
+    assert message in str(error.value)
+    assert isinstance(error.value, CompressionError) and isinstance(error.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"ratio": None}, "ratio=None is not allowed"),
+        ({"ratio": True}, "ratio=True is not allowed"),
+        ({"ratio": [1]}, "ratio=[1] is not allowed"),
+        ({"feedback": 1}, "feedback=1 is not allowed"),
+        ({"min_size": 2.5}, "min_size=2.5 is not allowed"),
+        ({"dense": None}, "dense=None is not allowed"),
+        ({"min_size": float("inf")}, "min_size=inf is not allowed"),
+    ],
+)
+def test_bad_python_values(params: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message.replace("[", r"\[")):
+        build("topk", **params)
+
+
+def test_python_values() -> None:
+    assert build("topk", ratio=np.float64(0.25), feedback=False) == Selective(TopK(ratio=0.25))
+    assert build("topk", ratio=1, min_size=8.0) == Selective(ErrorFeedback(TopK(ratio=1.0)), min_size=8)
+
+
+def test_not_a_string() -> None:
+    with pytest.raises(SpecError, match="a spec is a string"):
+        hc.parse(0.01)  # type: ignore[arg-type]
+
+
+def test_composed_by_hand_is_described_by_its_repr() -> None:
+    method = Schedule(Dense(), (Stage(3, Half()), Stage(5, Dense())))
+    assert to_spec(method) == repr(method)
+
+
+@given(
+    st.sampled_from(["topk", "randomk"]),
+    st.floats(0, 1, exclude_min=True),
+    st.booleans(),
+    st.integers(0, 9999),
+    st.booleans(),
+    st.sampled_from(["none", "fp16"]),
+    st.integers(0, 50),
+    st.integers(0, 50).map(lambda n: 4 * n),
+)
+def test_specs_come_back(
+    name: str, ratio: float, feedback: bool, min_size: int, vectors: bool, dense: str, start: int, warmup: int
+) -> None:
+    method = build(
+        name,
+        ratio=ratio,
+        feedback=feedback,
+        min_size=min_size,
+        vectors=vectors,
+        dense=dense,
+        start=start,
+        warmup=warmup,
+    )
+    assert to_spec(method).startswith(name)
+    assert hc.parse(to_spec(method)) == method
+
+
+@given(st.text(alphabet="topkrandmin8eswg:=,.-0123456789 \n", max_size=40))
+def test_any_text_parses_or_says_why(text: str) -> None:
+    try:
+        method = hc.parse(text)
+    except SpecError as error:
+        assert str(error)
+    else:
+        assert hc.parse(to_spec(method)) == method
+
+
+def test_catalogue_lists_every_method_with_its_defaults() -> None:
+    infos = {info.name: info for info in hc.methods()}
+    assert infos.keys() == REGISTRY.keys()
+    assert infos["topk"].hyper_parameters == {"ratio": 0.01, "values": "fp32"}
+    assert infos["topk"].feedback and not infos["none"].feedback
+    for name, info in infos.items():
+        assert info.paper and info.collective and info.state
+        assert dataclasses.is_dataclass(REGISTRY[name])
