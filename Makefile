@@ -1,0 +1,37 @@
+# A bare `make` lists the targets.
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11)
+PYTHON := $(PYTHON)
+VENV := $(CURDIR)/.venv/bin
+
+# horovodrun finds mpirun, and the build its cmake, on PATH.
+export PATH := $(VENV):$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check clean
+# Each target uses every core by itself, and a run of several should print one after the other.
+.NOTPARALLEL:
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Make .venv with all that is needed, Horovod included (nothing to do the second time)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || \
+	{ echo "setup: $(PYTHON) is not Python 3.11: apt-get install python3.11-venv, or make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) tools/setup_env.py
+
+demo: setup ## Show what the package does, on this machine
+	$(VENV)/python examples/demo.py
+
+test: setup ## Run the tests: in one process, then under horovodrun with 2 and 3 ranks
+	$(VENV)/python -m pytest
+	$(VENV)/python tests/parallel/run.py
+
+check: setup ## Lint, check the types, and build the wheel and the sdist
+	$(VENV)/ruff check
+	$(VENV)/ruff format --check
+	$(VENV)/mypy --strict hvd_compress tests examples tools
+	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && $(VENV)/python -m build --no-isolation --outdir "$$dir"
+
+clean: ## Remove .venv and what builds leave behind (not the cache with the Horovod wheel)
+	rm -rf .venv .venv.lock .venv.log build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

