@@ -6,12 +6,13 @@ Ranks that differ would wait for collectives that never come, or add up what doe
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections.abc import Sequence
 from typing import Any
 
 from hvd_compress._version import __version__
-from hvd_compress.errors import DisagreementError
+from hvd_compress.errors import DisagreementError, UnsupportedError
 from hvd_compress.merging import Gradient, Merge
 from hvd_compress.methods.base import Method
 from hvd_compress.spec import to_spec
@@ -26,6 +27,19 @@ def describe(method: Method, merge: Merge, gradients: Sequence[Gradient]) -> byt
         "parameters": [[g.name, list(g.shape), g.dtype] for g in gradients],
     }
     return json.dumps(facts).encode() + b"\n"
+
+
+def refuse_elastic() -> None:
+    """Refuse a job whose ranks may change: residuals belong to ranks.
+
+    Raises:
+        UnsupportedError: In an elastic job.
+    """
+    if os.environ.get("HOROVOD_ELASTIC") == "1":
+        raise UnsupportedError(
+            "elastic jobs do not go with this compression yet: its state belongs to a fixed set of ranks;"
+            " start the job without --min-np/--max-np, or use Compression.none or Compression.fp16"
+        )
 
 
 def label(gradients: Sequence[Gradient]) -> str:

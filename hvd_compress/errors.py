@@ -19,6 +19,8 @@ from __future__ import annotations
 class CompressionError(Exception):
     """Base of all errors that this package raises on purpose."""
 
+    __init__ = Exception.__init__  # AutoGraph re-raises errors as what they are only if they have this very method
+
 
 class SpecError(CompressionError, ValueError):
     """A spec string, a method name or a hyper-parameter that cannot be."""

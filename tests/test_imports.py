@@ -79,6 +79,13 @@ def test_only_adapters_know_a_framework(module: str) -> None:
         assert not tops & set(FRAMEWORKS)
 
 
+@pytest.mark.parametrize("module", sorted(m for m in modules() if m.split(".")[0] in ("torch", "tensorflow", "keras")))
+def test_adapters_know_no_method(module: str) -> None:
+    """The maths of a method stands in its module alone: adapters see methods through their interface."""
+    known = {name for name in imported(modules()[module]) if name.startswith("hvd_compress.methods.")}
+    assert known <= {"hvd_compress.methods.base", "hvd_compress.methods.base.Method"}
+
+
 def loaded_after(code: str) -> set[str]:
     """Which frameworks a fresh interpreter has loaded after running some code."""
     code += "\nimport sys; print(*(m for m in sys.modules if '.' not in m))"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from typing import Any, NamedTuple, TypeAlias
 
@@ -54,10 +55,12 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
 
     Raises:
         DisagreementError: If the ranks are not set up alike.
+        UnsupportedError: If the job is elastic.
     """
 
     def __init__(self, method: Method, merge: Merge, gradients: list[Gradient], group: Group, tally: Tally) -> None:
         super().__init__(name="hvd_compress_session")
+        agreement.refuse_elastic()
         agreement.check(gather_bytes(agreement.describe(method, merge, gradients), "hvd_compress.agreement", group))
         self._group = group
         self._prefix = f"hvd_compress.{agreement.label(gradients)}"
@@ -134,7 +137,9 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
 def describe(gradient: Any, variable: Any) -> Gradient:
     """Name, shape and dtype of a gradient, read off its variable.
 
-    The variable knows the shape even where the gradient does not, as after a conversion of IndexedSlices.
+    The variable knows the shape even where the gradient does not, as after a conversion of IndexedSlices. Keras numbers
+    the names of layers by how many there were before in the process, which ranks and restarted jobs need not share, so
+    numbers are left out.
 
     Raises:
         GradientError: If the dtype cannot be compressed.
@@ -145,7 +150,8 @@ def describe(gradient: Any, variable: Any) -> Gradient:
             f"the gradient of {variable.name!r} has dtype {dtype}, which cannot be compressed; allowed are"
             f" {', '.join(_PRECISION)}"
         )
-    return Gradient(variable.name, tuple(variable.shape), _PRECISION[dtype])
+    name = re.sub(r"_\d+(?=[/:]|$)", "", variable.name)
+    return Gradient(name, tuple(variable.shape), _PRECISION[dtype])
 
 
 def _initial(planned: Planned) -> State:

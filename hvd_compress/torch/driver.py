@@ -67,7 +67,7 @@ def launch(message: Collective, name: str, group: Group) -> Pending:
     if isinstance(message, AllGather):
         return Pending(hvd.allgather_async(array, **where), lambda reply: reply.view(group.size, -1))
     if isinstance(message, AllToAll):
-        splits = torch.full((group.size,), array[0].numel(), dtype=torch.int32)
+        splits = torch.full((group.size,), array[0].numel(), dtype=torch.int32, device="cpu")
         handle = hvd.alltoall_async(array.flatten(), splits, **where)
         return Pending(handle, lambda reply: reply[0].view(group.size, -1))
     assert isinstance(message, Broadcast)

@@ -71,11 +71,13 @@ class Session:
     Raises:
         DisagreementError: If the ranks are not set up alike.
         GradientError: If a parameter's dtype cannot be compressed.
+        UnsupportedError: If the job is elastic.
     """
 
     def __init__(
         self, method: Method, merge: Merge, parameters: list[tuple[str, Tensor]], group: Group, meter: Meter
     ) -> None:
+        agreement.refuse_elastic()
         self.gradients = [_gradient(name, parameter) for name, parameter in parameters]
         agreement.check(
             gather_bytes(agreement.describe(method, merge, self.gradients), "hvd_compress.agreement", group)

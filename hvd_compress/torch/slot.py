@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ class Slot:
         self._prefix = f"{prefix}.{self.bucket.key}"
         self._group = group
         self._meter = meter
-        ends = torch.tensor(self.bucket.sizes).cumsum(0).tolist()
+        ends = accumulate(self.bucket.sizes)
         self._spans = [slice(end - size, end) for end, size in zip(ends, self.bucket.sizes, strict=True)]
         self._reset()
 
@@ -105,7 +106,8 @@ class Slot:
     def _advance(self, reply: Tensor | None) -> None:
         assert self._running is not None
         try:
-            message = self._running.send(reply)
+            with torch.autocast(self.ops.device.type, enabled=False):  # backward may run inside the user's autocast
+                message = self._running.send(reply)
         except StopIteration as end:
             self._result, self._pending = end.value, None
             return

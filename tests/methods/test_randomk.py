@@ -46,7 +46,7 @@ def test_steps_buckets_and_seeds_differ() -> None:
 
 def test_the_global_generator_is_left_alone() -> None:
     np.random.seed(3)
-    before = np.random.get_state()[1].copy()  # type: ignore[index,union-attr]
+    before = np.random.get_state()[1].copy()  # type: ignore[index]
     draws(RandomK(), bucket_of((1000,)), 3)
     np.testing.assert_array_equal(np.random.get_state()[1], before)  # type: ignore[index]
 

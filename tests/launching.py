@@ -1,0 +1,61 @@
+"""Start programs under horovodrun, as users do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+CONTROLLERS = {
+    "gloo": ["--gloo"],
+    # Open MPI 5 does not know the options by which horovodrun binds ranks to cores.
+    "mpi": ["--mpi", "--binding-args=--bind-to none --map-by slot"],
+}
+
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "2",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "CUDA_VISIBLE_DEVICES": "",
+    # One buffer for each tensor, so that sums are formed in one order whatever the timing: bits can be compared.
+    "HOROVOD_FUSION_THRESHOLD": "0",
+}
+
+
+def horovodrun(
+    ranks: int,
+    controller: str,
+    *arguments: str | Path,
+    timeout: float = 300,
+    check: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python program on several ranks of this machine.
+
+    Args:
+        ranks: How many processes.
+        controller: ``"gloo"`` or ``"mpi"``.
+        *arguments: Of the Python interpreter.
+        timeout: Seconds after which a job that hangs is ended.
+        check: Fail, with the output in the message, if the program fails.
+        environment: Added to that of this process.
+
+    Returns:
+        Exit code and output; the output of all ranks is in ``stdout``.
+    """
+    bin_folder = Path(sys.executable).parent
+    command = [bin_folder / "horovodrun", *CONTROLLERS[controller], "-np", str(ranks), "-H", f"localhost:{ranks}"]
+    result = subprocess.run(
+        [str(part) for part in (*command, sys.executable, *arguments)],
+        env={**os.environ, **ENVIRONMENT, **(environment or {}), "PATH": f"{bin_folder}:{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+    )
+    if check and result.returncode:
+        raise AssertionError(f"horovodrun ended with {result.returncode}:\n{result.stdout}")
+    return result

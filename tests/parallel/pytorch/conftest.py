@@ -1,0 +1,18 @@
+"""Horovod is started once for all tests of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import horovod.torch as hvd
+import pytest
+import torch
+from parallel.pytorch.training import EVEN, ODD
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _horovod() -> Iterator[None]:
+    torch.set_num_threads(1)
+    hvd.init(process_sets=[EVEN, ODD])
+    yield
+    hvd.shutdown()

@@ -1,0 +1,141 @@
+"""What cannot work says so, on all ranks, in the same words, and at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.torch as hvd
+import pytest
+import torch
+from parallel.pytorch.training import Job, everyone, make_model
+from torch import nn
+
+from hvd_compress.errors import (
+    CompressionError,
+    DisagreementError,
+    ExchangeError,
+    GradientError,
+    SpecError,
+    UnknownParameterError,
+    UnsupportedError,
+)
+from hvd_compress.torch import Compression
+
+
+def refused(job: Job, kind: type[CompressionError]) -> str:
+    """The message of the error that the first step of a job ends in; the same on all ranks."""
+    with pytest.raises(kind) as error:
+        job.run(1)
+    message, *others = everyone(str(error.value))
+    assert others == [message] * (hvd.size() - 1)
+    return str(message)
+
+
+def test_compressors_are_horovods() -> None:
+    for compression in (Compression.none, Compression.fp16, Compression.topk(), Compression.parse("int8")):
+        assert isinstance(compression, hvd.compression.Compressor)
+
+
+@pytest.mark.parametrize(
+    ("specs", "message"),
+    [
+        (["topk:ratio=0.01", "topk:ratio=0.02"], "the method: rank 0 has 'topk', rank 1 has 'topk:ratio=0.02'"),
+        (["topk", "powersgd"], "rank 0 has 'topk', rank 1 has 'powersgd'"),
+        (["topk", "topk:feedback=off"], "rank 1 has 'topk:feedback=off'"),
+    ],
+)
+def test_other_compression_on_one_rank(specs: list[str], message: str) -> None:
+    assert message in refused(Job(specs[hvd.rank() == 1]), DisagreementError)
+
+
+def test_other_merge_on_one_rank() -> None:
+    job = Job(Compression.topk(merge=1 + (hvd.rank() == 1)))
+    assert "the merge: rank 0 has 1, rank 1 has 2" in refused(job, DisagreementError)
+
+
+def test_other_parameters_on_one_rank() -> None:
+    model = make_model()
+    if hvd.rank() == 1:
+        model[2] = nn.Linear(48, 64, bias=False)
+    message = refused(Job("topk", model), DisagreementError)
+    assert "rank 0 has '2.bias' with shape (64,)" in message and "rank 1 has '4.weight'" in message
+
+
+def test_other_shape_on_one_rank() -> None:
+    model = make_model()
+    if hvd.rank() == 1:
+        model = nn.Sequential(nn.Linear(32, 40), nn.ReLU(), nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 10))
+    assert "(48, 32)" in refused(Job("topk", model), DisagreementError)
+
+
+def test_training_goes_on_after_a_refusal() -> None:
+    """Nothing is left in Horovod's queues: the next job of the same process runs."""
+    refused(Job(["topk", "int8"][hvd.rank() == 1]), DisagreementError)
+    Job("topk").run(2)
+
+
+def test_adasum() -> None:
+    message = refused(Job("topk", op=hvd.Adasum), UnsupportedError)
+    assert "op=hvd.Adasum does not go with this compression" in message and "use op=hvd.Average" in message
+
+
+def test_elastic_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    assert "elastic jobs do not go with this compression yet" in refused(Job("topk"), UnsupportedError)
+
+
+@pytest.mark.parametrize("call", [hvd.allreduce, hvd.grouped_allreduce])
+def test_direct_calls_need_a_method_without_state(call: Any) -> None:
+    tensor = torch.ones(3) * hvd.rank()
+    argument = [tensor] if call is hvd.grouped_allreduce else tensor
+    with pytest.raises(UnknownParameterError, match=r"outside of hvd\.DistributedOptimizer"):
+        call(argument, compression=Compression.topk())
+
+
+@pytest.mark.parametrize("name", ["none", "fp16"])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float16, torch.float32, torch.float64])
+def test_direct_calls_are_as_horovods_own(name: str, dtype: torch.dtype) -> None:
+    tensor = (torch.arange(5) + hvd.rank()).to(dtype)
+    mine, theirs = (
+        hvd.allreduce(tensor, op=hvd.Sum, compression=getattr(catalogue, name))
+        for catalogue in (Compression, hvd.Compression)
+    )
+    assert torch.equal(mine, theirs) and mine.dtype == theirs.dtype == dtype
+
+
+def test_complex_parameters() -> None:
+    model = nn.ParameterDict({"w": nn.Parameter(torch.ones(40, 40, dtype=torch.complex64))})
+    job = Job("topk", model)
+    with pytest.raises(GradientError, match=r"parameter 'w' has dtype torch.complex64.*allowed are torch.float16"):
+        job.run(1, lambda m, x, y: m["w"].abs().sum())
+
+
+def test_a_factory_that_was_not_called() -> None:
+    with pytest.raises(SpecError, match=r"pass compression=Compression.topk\(\)"):
+        Job(Compression.topk).run(1)
+
+
+def test_too_many_passes() -> None:
+    """Horovod has a message of its own for this; nothing of ours may come before it."""
+    job = Job("topk").run(1)
+    job.backward(1)
+    with pytest.raises(AssertionError, match="backward_passes_per_step"):
+        job.backward(2)
+    job.optimizer.synchronize()
+
+
+def test_a_parameter_that_was_added_later() -> None:
+    job = Job("topk").run(1)
+    late = nn.Parameter(torch.ones(2, 2))
+    session = next(iter(job.compression._sessions.values()))
+    with pytest.raises(UnknownParameterError, match="was not among those"):
+        session.add(late, torch.ones(2, 2))
+
+
+def test_a_gradient_that_comes_twice() -> None:
+    job = Job("topk").run(1)
+    parameter = next(job.model.parameters())
+    session = next(iter(job.compression._sessions.values()))
+    session.add(parameter, torch.ones_like(parameter))
+    with pytest.raises(ExchangeError, match=r"the gradient of '0\.weight' came twice in one step"):
+        session.add(parameter, torch.ones_like(parameter))

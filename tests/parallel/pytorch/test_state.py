@@ -1,0 +1,122 @@
+"""State: saved, restored, and refused where it does not fit. That it survives new processes is tested elsewhere."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import horovod.torch as hvd
+import pytest
+import torch
+from parallel.pytorch.training import Job, assert_ranks_equal
+
+from hvd_compress.errors import StateError
+from hvd_compress.torch import Compression
+
+STATEFUL = ["topk:ratio=0.02", "randomk:ratio=0.1", "int8", "powersgd:rank=2", "topk:ratio=0.01,start=3,warmup=8"]
+
+
+def reloaded(state: dict[str, Any]) -> dict[str, Any]:
+    """Through a file, without pickle's power to run code."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
+    return loaded
+
+
+def take_over(job: Job, other: Job, compression: bool = True) -> None:
+    job.model.load_state_dict(reloaded(other.model.state_dict()))
+    job.optimizer.load_state_dict(reloaded(other.optimizer.state_dict()))
+    if compression:
+        job.compression.load_state_dict(reloaded(other.compression.state_dict()))
+
+
+@pytest.mark.parametrize("when", ["before the first step", "after it"])
+@pytest.mark.parametrize("spec", STATEFUL)
+def test_a_restored_job_goes_on_bit_for_bit(spec: str, when: str) -> None:
+    whole, second, without = Job(spec).run(5), Job(spec), Job(spec)
+    if when == "after it":
+        second.run(1)
+    take_over(second, whole)
+    take_over(without, whole, compression=False)
+    whole.run(range(5, 10))
+    assert torch.equal(second.run(range(5, 10)).weights, whole.weights)
+    assert not torch.equal(without.run(range(5, 10)).weights, whole.weights)  # the state does matter
+    assert_ranks_equal(second.weights)
+
+
+def test_a_saved_state_is_a_copy() -> None:
+    job = Job("topk:ratio=0.02").run(3)
+    state = job.compression.state_dict()
+    before = reloaded(state)
+    job.run(range(3, 6))
+    (a,), (b,) = (s["sessions"].values() for s in (state, before))
+    assert torch.equal(a["buckets"]["b1"]["residual"], b["buckets"]["b1"]["residual"])
+
+
+def test_a_state_that_was_loaded_but_not_used_is_not_lost() -> None:
+    state = Job("topk").run(2).compression.state_dict()
+    compression = Compression.topk()
+    compression.load_state_dict(state)
+    assert compression.state_dict()["sessions"].keys() == state["sessions"].keys()
+
+
+def broken(state: dict[str, Any], how: str) -> Any:
+    """Damage a state."""
+    (session,) = state["sessions"].values()
+    if how == "foreign":
+        return {"model": 1}
+    if how == "not a dict":
+        return [state]
+    if how == "other method":
+        return {**state, "method": "topk:ratio=0.5"}
+    if how == "other rank":
+        session["rank"] += 1
+    if how == "other size":
+        session["size"] += 1
+    if how == "bucket gone":
+        del session["buckets"]["b1"]
+    if how == "leaf gone":
+        del session["buckets"]["b1"]["residual"]
+    if how == "other shape":
+        session["buckets"]["b1"]["residual"] = torch.zeros(3)
+    if how == "other kind":
+        session["buckets"]["b1"]["residual"] = "zeros"
+    return state
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("foreign", "not a state of a compressor"),
+        ("not a dict", "not a state of a compressor"),
+        ("other method", "this state is of 'topk:ratio=0.5', but the compressor is 'topk:ratio=0.02'"),
+        ("other rank", "residuals belong to their rank"),
+        ("other size", "restore with as many ranks as were saved"),
+        ("bucket gone", "the model or merge= has changed"),
+        ("leaf gone", "'residual' of bucket 'b1' does not fit: expected a tensor of shape"),
+        ("other shape", r"got a tensor of shape \(3,\)"),
+        ("other kind", "got str 'zeros'"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(how: str, message: str) -> None:
+    job = Job("topk:ratio=0.02").run(3)
+    before = job.compression.state_dict()
+    with pytest.raises(StateError, match=message):
+        job.compression.load_state_dict(broken(reloaded(before), how))
+    after = job.compression.state_dict()
+    for label, session in before["sessions"].items():
+        for key, leaves in session["buckets"].items():
+            for path, leaf in leaves.items():
+                assert torch.equal(leaf, after["sessions"][label]["buckets"][key][path])
+    job.run(range(3, 5))
+
+
+def test_a_misfit_that_only_the_model_can_tell_is_found_in_the_first_step() -> None:
+    state = broken(reloaded(Job("topk:ratio=0.02").run(2).compression.state_dict()), "other shape")
+    job = Job("topk:ratio=0.02")
+    job.compression.load_state_dict(state)
+    with pytest.raises(StateError, match="does not fit"):
+        job.run(1)
+    assert hvd.size() > 1

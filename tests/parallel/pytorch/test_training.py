@@ -1,0 +1,148 @@
+"""With loss: training converges, ranks never drift apart, and a bad step leaves no trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import horovod.torch as hvd
+import pytest
+import torch
+from parallel.pytorch.training import Job, assert_ranks_equal, batch, everyone
+from torch import Tensor, nn
+
+from hvd_compress.torch import Compression
+
+LOSSY = [
+    "topk:ratio=0.01",
+    "topk:ratio=0.01,values=fp16,dense=fp16",
+    "topk:ratio=0.01,start=3,warmup=8",
+    "randomk:ratio=0.05",
+    "randomk:ratio=0.2,unbiased=on",
+    "int8",
+    "int8:feedback=on",
+    "fp16:feedback=on",
+    "powersgd:rank=2",
+]
+
+
+class Branches(nn.Module):
+    """Three branches that can be used in any order or not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            self.branches = nn.ModuleList(nn.Linear(32, 64) for _ in range(3))
+            self.head = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor, order: list[int]) -> Tensor:
+        hidden = sum((self.branches[i](x).relu() for i in order), torch.zeros(1))
+        logits: Tensor = self.head(hidden)
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("spec", "merge"), [*((spec, 2) for spec in LOSSY), ("topk:ratio=0.01", "layer"), ("powersgd:rank=2", "layer")]
+)
+def test_ranks_stay_equal_whatever_the_order(spec: str, merge: int | str) -> None:
+    """50 steps; each rank computes its gradients in another order, and one leaves a branch out now and then.
+
+    The loss falls all the while, from ln 10 = 2.3.
+    """
+    order = [[0, 1, 2], [2, 1, 0], [1, 2, 0]][hvd.rank() % 3]
+    used: list[set[Tensor]] = []
+    job = Job(Compression.parse(spec, merge=merge), Branches(), lr=0.02)
+    for step in range(50):
+        left_out = hvd.rank() == 1 and step % 5 == 2
+        job.backward(
+            step,
+            lambda m, x, y, left_out=left_out: nn.functional.cross_entropy(m(x, order[:2] if left_out else order), y),
+        )
+        used.append({p for p in job.model.parameters() if p.grad is not None})
+        job.optimizer.step()
+        job.optimizer.zero_grad()
+    assert_ranks_equal(job.weights)
+    x, y = batch(9999)
+    loss = sum(everyone(nn.functional.cross_entropy(job.model(x, [0, 1, 2]), y).item())) / hvd.size()
+    assert loss < 2.1
+    assert len({len(parameters) for parameters in used}) == (2 if hvd.rank() == 1 else 1)
+
+
+def all_see_finite(job: Job) -> set[bool]:
+    """Whether all gradients are finite, as each rank sees it."""
+    grads = [p.grad for p in job.model.parameters() if p.grad is not None]
+    return set(everyone(all(bool(grad.isfinite().all()) for grad in grads)))
+
+
+def state_of(job: Job) -> dict[str, Any]:
+    """The compressor's state as flat leaves; empty for methods without any."""
+    sessions = job.compression.state_dict()["sessions"].values()
+    slots = [slot for session in sessions for slot in session["buckets"].items()]
+    return {f"{key}.{path}": torch.as_tensor(leaf) for key, leaves in slots for path, leaf in leaves.items()}
+
+
+@pytest.mark.parametrize(
+    ("spec", "bad"),
+    [*((spec, float("inf")) for spec in ("none", "fp16", *LOSSY)), ("topk:ratio=0.01", float("nan"))],
+)
+def test_a_non_finite_gradient_is_seen_by_all_and_leaves_no_trace(spec: str, bad: float) -> None:
+    """Before step 10, one rank has one bad coordinate. All see it; then all goes on as if it had never been."""
+    disturbed, calm = Job(spec), Job(spec)
+    for step in range(12):
+        if step == 10:
+            before = state_of(disturbed)
+            if hvd.rank() == 1:
+                weight = disturbed.model.get_parameter("2.weight")
+                spoil = lambda grad: grad.index_fill(0, torch.tensor(3), bad)  # noqa: E731
+                hook = weight.register_hook(spoil)  # type: ignore[no-untyped-call]
+            disturbed.backward(99)
+            disturbed.optimizer.synchronize()
+            assert all_see_finite(disturbed) == {False}
+            after = state_of(disturbed)
+            assert before.keys() == after.keys()
+            for path, leaf in before.items():
+                assert torch.equal(leaf, after[path]), path
+            disturbed.optimizer.zero_grad()
+            if hvd.rank() == 1:
+                hook.remove()
+        for job in (disturbed, calm):
+            job.backward(step)
+            job.optimizer.synchronize()
+            assert all_see_finite(job) == {True}
+            with job.optimizer.skip_synchronize():
+                job.optimizer.step()
+            job.optimizer.zero_grad()
+    assert torch.equal(disturbed.weights, calm.weights)
+    assert_ranks_equal(disturbed.weights)
+
+
+def test_clipping_between_synchronize_and_step() -> None:
+    jobs = [Job(hvd.Compression.none), Job("topk:ratio=1.0")]
+    for job in jobs:
+        for step in range(5):
+            job.backward(step)
+            job.optimizer.synchronize()
+            nn.utils.clip_grad_norm_(job.model.parameters(), 0.1)
+            with job.optimizer.skip_synchronize():
+                job.optimizer.step()
+            job.optimizer.zero_grad()
+    torch.testing.assert_close(jobs[0].weights, jobs[1].weights, rtol=0, atol=1e-6)
+
+
+def test_two_optimizers_share_a_compressor_and_nothing_else() -> None:
+    compression = Compression.topk(ratio=0.05)
+    alone = Job("topk:ratio=0.05").run(10)
+    first, second = Job(compression), Job(compression, Branches(), lr=0.02)
+    for step in range(10):
+        first.run(range(step, step + 1))
+        second.run(range(step, step + 1), lambda m, x, y: nn.functional.cross_entropy(m(x, [0, 1, 2]), y))
+    assert torch.equal(first.weights, alone.weights)
+
+
+def test_random_generators_are_left_alone() -> None:
+    job = Job("powersgd:rank=2").run(1)
+    state = torch.random.get_rng_state()
+    job.run(3)
+    Job("randomk").run(3)
+    Job("int8").run(3)
+    assert torch.equal(torch.random.get_rng_state(), state)

@@ -1,0 +1,86 @@
+"""A small model, its training on stock Horovod, and questions to all ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from torch import Tensor, nn
+
+from hvd_compress.torch import Compression, TorchCompressor
+
+SIZE = int(os.environ.get("HOROVOD_SIZE") or os.environ["OMPI_COMM_WORLD_SIZE"])
+EVEN, ODD = hvd.ProcessSet(range(0, SIZE, 2)), hvd.ProcessSet(range(1, SIZE, 2))
+
+LOSSLESS = ["topk:ratio=1.0", "randomk:ratio=1.0", "powersgd:rank=64,min_gain=0,min_size=0"]
+"""Specs of methods that can be told not to lose anything."""
+
+
+def make_model() -> nn.Sequential:
+    """The same weights on all ranks."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    """Another batch for each rank and step."""
+    generator = torch.Generator().manual_seed(1000 * step + hvd.rank())
+    x = torch.randn(16, 32, generator=generator)
+    return x, x[:, :10].argmax(1)
+
+
+class Job:
+    """A model with its distributed optimizer.
+
+    Args:
+        compression: A compressor or its spec.
+        model: The model.
+        lr: Learning rate of SGD with momentum.
+        **options: Of `hvd.DistributedOptimizer`.
+    """
+
+    def __init__(self, compression: str | Any, model: nn.Module | None = None, lr: float = 0.1, **options: Any) -> None:
+        self.model = make_model() if model is None else model
+        made = Compression.parse(compression) if isinstance(compression, str) else compression
+        self.compression: TorchCompressor = made
+        sgd = torch.optim.SGD(self.model.parameters(), lr=lr, momentum=0.9)
+        self.optimizer = hvd.DistributedOptimizer(
+            sgd, named_parameters=self.model.named_parameters(), compression=made, **options
+        )
+        self.passes = options.get("backward_passes_per_step", 1)
+
+    def backward(self, step: int, loss: Callable[..., Tensor] | None = None) -> None:
+        """Compute the gradients of a step."""
+        for part in range(self.passes):
+            x, y = batch(step * self.passes + part)
+            value = loss(self.model, x, y) if loss else nn.functional.cross_entropy(self.model(x), y)
+            value.backward()  # type: ignore[no-untyped-call]
+
+    def run(self, steps: range | int, loss: Callable[..., Tensor] | None = None) -> Job:
+        """Train."""
+        for step in range(steps) if isinstance(steps, int) else steps:
+            self.backward(step, loss)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return self
+
+    @property
+    def weights(self) -> Tensor:
+        """All parameters, flat, as float64."""
+        return torch.cat([p.detach().flatten().double() for p in self.model.parameters()])
+
+
+def everyone(value: object) -> list[Any]:
+    """The values of all ranks."""
+    gathered: list[Any] = hvd.allgather_object(value)
+    return gathered
+
+
+def assert_ranks_equal(tensor: Tensor, process_set: Any = hvd.global_process_set) -> None:
+    """All ranks hold the same bits."""
+    for other in hvd.allgather(tensor[None], process_set=process_set):
+        assert torch.equal(other, tensor)

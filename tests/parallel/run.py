@@ -1,0 +1,52 @@
+"""Run the tests of this folder under horovodrun: each framework, each controller, 2 and 3 ranks.
+
+python tests/parallel/run.py [framework] [controller] [ranks]
+"""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from launching import CONTROLLERS, horovodrun  # noqa: E402
+
+FRAMEWORKS = ["pytorch", "keras"]
+RANKS = [2, 3]
+
+
+def run(framework: str, controller: str, ranks: int) -> bool:
+    """Run the tests of a framework in one job; print what rank 0 prints, and on failure what all ranks do."""
+    print(f"== {framework}, {controller}, {ranks} ranks", flush=True)
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            job = horovodrun(ranks, controller, HERE / "worker.py", folder, HERE / framework, timeout=600, check=False)
+            output, ok = job.stdout, job.returncode == 0
+        except subprocess.TimeoutExpired as error:
+            output, ok = f"{(error.stdout or b'').decode()}\nThe job hung and was ended.", False
+        logs = [path.read_text() for path in sorted(Path(folder).iterdir())]
+    ok = ok and len(logs) == ranks
+    print("\n".join(logs[:1] if ok else [output, *logs]))
+    print(f"== {'passed' if ok else 'FAILED'} in {time.monotonic() - begin:.0f} s", flush=True)
+    return ok
+
+
+def main(*chosen: str) -> int:
+    """Run all jobs that fit the arguments."""
+    jobs = itertools.product(FRAMEWORKS, CONTROLLERS, RANKS)
+    picked = [job for job in jobs if all(word in map(str, job) for word in chosen)]
+    failed = [job for job in picked if not run(*job)]
+    for job in failed:
+        print("FAILED:", *job)
+    return bool(failed) or not picked
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
