@@ -20,6 +20,8 @@ ENVIRONMENT = {
     "TF_NUM_INTEROP_THREADS": "2",
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "CUDA_VISIBLE_DEVICES": "",
+    # A rank that waits gives way: there may be more ranks than cores.
+    "OMPI_MCA_mpi_yield_when_idle": "1",
     # One buffer for each tensor, so that sums are formed in one order whatever the timing: bits can be compared.
     "HOROVOD_FUSION_THRESHOLD": "0",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,7 +36,7 @@ class Factor(NamedTuple):
 class PowerSGD(Method):
     """Rank-r approximation with warm start (Algorithm 1 of the paper), two rounds for all matrices together.
 
-    For each gradient as a matrix M_i, rows by the rest, Q from the step before::
+    For each gradient as a matrix M_i (see `factor`), Q from the step before::
 
         Q = orthogonalise(Q)                        (ours: the same space, better conditioned)
         P = sum_i M_i Q                             (allreduce)
@@ -68,9 +69,12 @@ class PowerSGD(Method):
         check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
 
     def factor(self, shape: Shape) -> Factor:
-        """Read a shape as a matrix: the first axis by all others (a vector as one row)."""
-        rows = shape[0] if len(shape) > 1 else 1
-        columns = int(np.prod(shape)) // max(rows, 1)
+        """Read a shape as a matrix: cut between the two axes where the factors are smallest (a vector is one row).
+
+        That separates the output channels of a convolution from the rest, be they the first axis or the last.
+        """
+        cuts = [(math.prod(shape[:axis]), math.prod(shape[axis:])) for axis in range(1, len(shape))]
+        rows, columns = min(cuts, key=sum, default=(1, math.prod(shape)))
         return Factor(rows, columns, min(self.rank, rows, columns))
 
     def compresses(self, shape: Shape) -> bool:

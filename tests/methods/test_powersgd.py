@@ -64,6 +64,20 @@ def test_which_shapes_it_compresses() -> None:
     assert PowerSGD(rank=4, min_gain=0).compresses((10, 10))
 
 
+@pytest.mark.parametrize(
+    ("shape", "rows", "columns"),
+    [
+        ((64, 32, 3, 3), 64, 288),  # PyTorch: output channels first
+        ((3, 3, 32, 64), 288, 64),  # TensorFlow: output channels last
+        ((128, 10), 128, 10),
+        ((7,), 1, 7),
+        ((), 1, 1),
+    ],
+)
+def test_how_shapes_are_read_as_matrices(shape: tuple[int, ...], rows: int, columns: int) -> None:
+    assert PowerSGD(rank=4).factor(shape) == (rows, columns, min(4, rows, columns))
+
+
 def test_all_matrices_share_two_rounds() -> None:
     from hvd_compress import LocalWorld
 

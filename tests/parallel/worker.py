@@ -16,7 +16,7 @@ import pytest
 def main(logs: str, tests: str) -> int:
     """Run the tests in a folder."""
     rank = os.environ.get("HOROVOD_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]
-    options = ["-x", "-q", "--durations=12", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=240"]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=240"]
     with Path(logs, f"rank{rank}").open("w", buffering=1) as log, contextlib.redirect_stdout(log):
         return pytest.main([*options, tests])
 
