@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +11,9 @@ import torch
 from torch import Tensor
 
 from hvd_compress.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective
+
+_NAP = 50e-6
+"""Seconds between two looks at a collective on its way."""
 
 
 class Group(NamedTuple):
@@ -47,7 +51,9 @@ class Pending(NamedTuple):
         return bool(hvd.poll(self.handle))
 
     def wait(self) -> Tensor:
-        """Wait for the result."""
+        """Wait for the result; asleep, as Horovod's own waiting keeps its communication thread off the core."""
+        while not self.done():
+            time.sleep(_NAP)
         return self.read(hvd.synchronize(self.handle))
 
 
