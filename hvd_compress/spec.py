@@ -8,6 +8,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from hvd_compress.errors import SpecError
+from hvd_compress.measure import Measured
 from hvd_compress.memory import ErrorFeedback
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method
@@ -16,7 +17,14 @@ from hvd_compress.policy import Schedule, Selective, schedule
 
 DENSE: dict[str, Method] = {"none": Dense(), "fp16": Half()}
 
-OPTIONS: dict[str, Any] = {"min_size": 1024, "vectors": False, "dense": "none", "start": 0, "warmup": 0}
+OPTIONS: dict[str, Any] = {
+    "min_size": 1024,
+    "vectors": False,
+    "dense": "none",
+    "start": 0,
+    "warmup": 0,
+    "measure": False,
+}
 """Options that every method takes, with their defaults; besides them ``feedback``, whose default the method sets."""
 
 _SWITCH = {
@@ -36,7 +44,8 @@ def parse(spec: str) -> Method:
 
     Besides the hyper-parameters of its own, every method but the dense ones takes ``feedback=on|off`` (error feedback),
     ``min_size=n`` and ``vectors=on|off`` (what is left uncompressed: tensors with fewer elements, and vectors),
-    ``dense=none|fp16`` (how), ``start=steps`` (dense at first) and ``warmup=steps`` (approach the ratio).
+    ``dense=none|fp16`` (how), ``start=steps`` (dense at first), ``warmup=steps`` (approach the ratio) and
+    ``measure=on|off`` (compare each sum with the exact one, which costs an uncompressed allreduce).
 
     Args:
         spec: ``name`` or ``name:key=value,key=value``.
@@ -81,6 +90,8 @@ def build(name: str, **params: Any) -> Method:
     if cls.linear:
         return method
     method = schedule(method, options["start"], options["warmup"])
+    if options["measure"]:
+        method = Measured(method)
     return Selective(method, DENSE[options["dense"]], options["min_size"], options["vectors"])
 
 
@@ -91,6 +102,9 @@ def to_spec(method: Method) -> str:
     if isinstance(inner, Selective):
         dense = next((name for name, dense in DENSE.items() if dense == inner.dense), "")
         params |= {"dense": dense, "min_size": inner.min_size, "vectors": inner.vectors}
+        inner = inner.inner
+    params["measure"] = isinstance(inner, Measured)
+    if isinstance(inner, Measured):
         inner = inner.inner
     if isinstance(inner, Schedule):
         dense_until = [stage.until for stage in inner.stages if isinstance(stage.method, Dense)]

@@ -23,6 +23,8 @@ class Stats(NamedTuple):
         wait_seconds: Time spent waiting for collectives that backward did not hide; None in TensorFlow, and where the
             payload travels as Horovod's own allreduce (none and fp16).
         decode_seconds: Time in ``decompress`` without the waiting; None in TensorFlow.
+        vnmse: Normalised squared error of the compressed sums, ``||total - exact||^2 / ||exact||^2`` over all steps and
+            compressed tensors; None unless the method was made with ``measure=on``.
     """
 
     steps: int
@@ -32,6 +34,12 @@ class Stats(NamedTuple):
     encode_seconds: float | None
     wait_seconds: float | None
     decode_seconds: float | None
+    vnmse: float | None = None
+
+    @property
+    def bytes_per_step(self) -> float:
+        """``bytes_sent / steps``, 0 before the first step."""
+        return self.bytes_sent / max(self.steps, 1)
 
 
 Phase = Literal["encode", "wait", "decode"]

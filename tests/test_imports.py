@@ -22,7 +22,7 @@ LAYERS = [
     ["methods.base"],
     ["methods.cast", "methods.topk", "methods.randomk", "methods.int8", "methods.powersgd"],
     ["methods"],
-    ["memory"],
+    ["memory", "measure"],
     ["policy"],
     ["spec"],
     ["merging", "state", "stats"],

@@ -31,4 +31,5 @@ def test_time_is_counted_when_the_block_fails() -> None:
 def test_ratio() -> None:
     assert Meter().read(waits=True).ratio == 1.0
     read = Meter(steps=2, gradient_bytes=100, bytes_sent=25).read(waits=False)
-    assert (read.ratio, read.wait_seconds, read.steps) == (4.0, None, 2)
+    assert (read.ratio, read.bytes_per_step, read.wait_seconds, read.steps) == (4.0, 12.5, None, 2)
+    assert Meter().read(waits=True).bytes_per_step == 0

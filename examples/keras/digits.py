@@ -80,7 +80,7 @@ stats = compression.stats()
 tell(
     accuracy=round(history.history["val_accuracy"][-1], 4),
     steps=stats.steps,
-    bytes_per_step=round(stats.bytes_sent / max(stats.steps, 1)),
+    bytes_per_step=round(stats.bytes_per_step),
     ratio=round(stats.ratio, 2),
     step_seconds=round(median(end - begin for begin, end in zip(begins[5:], ends[5:], strict=True)), 4),
     ranks_equal=equal,

@@ -81,7 +81,7 @@ stats = compression.stats()
 tell(
     accuracy=round(accuracy, 4),
     steps=stats.steps,
-    bytes_per_step=round(stats.bytes_sent / max(stats.steps, 1)),
+    bytes_per_step=round(stats.bytes_per_step),
     ratio=round(stats.ratio, 2),
     step_seconds=round(median(seconds[5:]), 4),
     ranks_equal=equal,

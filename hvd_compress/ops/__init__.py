@@ -62,6 +62,9 @@ class Ops(Protocol):
     def absmax(self, x: Array) -> Array:
         """Largest magnitude along the last axis."""
 
+    def sum_squares(self, x: Array) -> Array:
+        """Sum of the squares of all elements: a float64 scalar."""
+
     def is_finite(self, x: Array) -> Array:
         """Whether each element is neither inf nor nan."""
 

@@ -60,6 +60,9 @@ class NumpyOps:
         peak: Arr = np.max(np.abs(x), axis=-1)
         return peak
 
+    def sum_squares(self, x: Arr) -> Arr:
+        return np.asarray(np.sum(np.square(x, dtype=np.float64)))
+
     def is_finite(self, x: Arr) -> Arr:
         finite: Arr = np.isfinite(x)
         return finite

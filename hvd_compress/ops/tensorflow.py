@@ -59,6 +59,9 @@ class TensorFlowOps:
     def absmax(self, x: Tensor) -> Tensor:
         return tf.reduce_max(tf.abs(x), axis=-1)
 
+    def sum_squares(self, x: Tensor) -> Tensor:
+        return tf.reduce_sum(tf.square(tf.cast(x, tf.float64)))
+
     def is_finite(self, x: Tensor) -> Tensor:
         return tf.math.is_finite(x)
 

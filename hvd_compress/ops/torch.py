@@ -66,6 +66,9 @@ class TorchOps:
         norm: Tensor = torch.linalg.vector_norm(x, ord=torch.inf, dim=-1)
         return norm
 
+    def sum_squares(self, x: Tensor) -> Tensor:
+        return x.to(torch.float64).square().sum()
+
     def is_finite(self, x: Tensor) -> Tensor:
         return torch.isfinite(x)
 

@@ -13,6 +13,7 @@ from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllReduce, Exchanging, World
 from hvd_compress.errors import ExchangeError
 from hvd_compress.face import Catalogue
+from hvd_compress.measure import vnmse
 from hvd_compress.merging import Merge
 from hvd_compress.methods.base import Method
 from hvd_compress.ops.tensorflow import TensorFlowOps
@@ -160,7 +161,8 @@ class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neit
 
     def stats(self) -> Stats:
         """Bytes so far, on this rank, of all models that use this compressor."""
-        return self.tally.read()
+        states = [state for session in self.sessions.values() for state in session.states()]
+        return self.tally.read()._replace(vnmse=vnmse(states))
 
 
 def _position(tensor: Tensor, gradients: list[Any]) -> int:

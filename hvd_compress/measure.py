@@ -1,0 +1,60 @@
+"""How far is the compressed sum from the true one? A wrapper around any method that finds out while training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hvd_compress.bucket import Bucket, Shape
+from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, State, World
+from hvd_compress.methods.base import Method
+from hvd_compress.ops import Ops
+
+
+class MeasuredState(NamedTuple):
+    """What measuring keeps.
+
+    Attributes:
+        error: Sum over the steps of ``||total - sum_i g_i||^2``, a float64 scalar.
+        norm: Sum over the steps of ``||sum_i g_i||^2``, a float64 scalar.
+        inner: The state of the method inside.
+    """
+
+    error: Array
+    norm: Array
+    inner: State
+
+
+@dataclass(frozen=True)
+class Measured(Method):
+    """Compare each compressed sum with the exact one, at the price of an uncompressed allreduce.
+
+    The normalised error ``vNMSE = error / norm`` is that of Han et al., Beyond Throughput and Compression Ratios, 2024.
+    With error feedback it counts what comes late as an error, and again when it comes.
+
+    Args:
+        inner: The method that is measured.
+    """
+
+    inner: Method
+
+    def compresses(self, shape: Shape) -> bool:
+        return self.inner.compresses(shape)
+
+    def init(self, ops: Ops, bucket: Bucket) -> MeasuredState:
+        zero = ops.zeros((), "float64")
+        return MeasuredState(zero, zero, self.inner.init(ops, bucket))
+
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: MeasuredState, world: World) -> Exchanging:
+        exact = yield AllReduce(x)
+        total, _, inner = yield from self.inner.exchange(ops, bucket, x, state.inner, world)
+        error = state.error + ops.sum_squares(total - exact)
+        return Exchange(total, None, MeasuredState(error, state.norm + ops.sum_squares(exact), inner))
+
+
+def vnmse(states: Iterable[Any]) -> float | None:
+    """The normalised error over all measured buckets; None where nothing was measured."""
+    measured = [state for state in states if isinstance(state, MeasuredState)]
+    norm = sum(float(state.norm) for state in measured)
+    return sum(float(state.error) for state in measured) / norm if norm else None
