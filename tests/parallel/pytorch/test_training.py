@@ -97,6 +97,8 @@ def test_a_non_finite_gradient_is_seen_by_all_and_leaves_no_trace(spec: str, bad
             disturbed.backward(99)
             disturbed.optimizer.synchronize()
             assert all_see_finite(disturbed) == {False}
+            neighbour = disturbed.model.get_parameter("0.weight").grad
+            assert neighbour is not None and neighbour.isfinite().all()  # the bad gradient spoils itself alone
             after = state_of(disturbed)
             assert before.keys() == after.keys()
             for path, leaf in before.items():
