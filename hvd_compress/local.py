@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,7 +21,7 @@ from hvd_compress.collectives import (
     take_branches,
 )
 from hvd_compress.errors import ExchangeError, GradientError
-from hvd_compress.merging import DEFAULT_MERGE, Gradient, Merge, Planned, plan
+from hvd_compress.merging import DEFAULT_MERGE, Gradient, Merge, Planned, gradient, plan
 from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops
 from hvd_compress.ops.numpy import NumpyOps
@@ -117,13 +117,10 @@ class LocalWorld:
                     f"gradient {name!r}: expected one array per rank ({self.size}), of equal shape and dtype;"
                     f" got {len(arrays)} with {sorted(facts)}"
                 )
-            if (dtype := facts.pop()[1]) not in ("float16", "float32", "float64"):
-                raise GradientError(f"gradient {name!r} has dtype {dtype}; allowed are float16, float32 and float64")
         return list(named.values())
 
     def _prepare(self, names: list[str], arrays: list[Arr], whole: bool) -> None:
-        dtypes = ["float64" if array.dtype == np.float64 else "float32" for array in arrays]
-        gradients = [Gradient(n, a.shape, d) for n, a, d in zip(names, arrays, dtypes, strict=True)]
+        gradients = [gradient(name, a.shape, a.dtype.name) for name, a in zip(names, arrays, strict=True)]
         if self._gradients is None:
             method = self.method.core if whole else self.method
             self._plan = plan(gradients, method, self.merge)
@@ -136,33 +133,61 @@ class LocalWorld:
         for planned, states in zip(self._plan, self._states, strict=True):
             bucket = planned.bucket
             xs = [np.concatenate([arrays[i].ravel() for i in planned.members]) for arrays in ranks]
-            results = self._run(planned.method, bucket, [x.astype(bucket.dtype) for x in xs], states)
+            xs = [x.astype(bucket.dtype) for x in xs]
+            results = lockstep(self._ops, planned.method, bucket, xs, states, self._count)
             states[:] = [result.state for result in results]
             for result, mean in zip(results, means, strict=True):
                 pieces = self._ops.split(result.total / self.size, bucket.sizes)
                 for i, piece in zip(planned.members, pieces, strict=True):
                     mean[i][...] = piece.reshape(mean[i].shape)
 
-    def _run(self, method: Method, bucket: Bucket, xs: list[Arr], states: list[State]) -> list[Exchange]:
-        """Drive one generator per rank in lock step."""
-        running: list[Running] = [
-            take_branches(method.exchange(self._ops, bucket, x, state, World(rank, self.size)))
-            for rank, (x, state) in enumerate(zip(xs, states, strict=True))
-        ]
-        replies: list[Any] = [None] * self.size
-        while True:
-            messages: list[Collective] = []
-            results: list[Exchange] = []
-            for generator, reply in zip(running, replies, strict=True):
-                try:
-                    messages.append(generator.send(reply))
-                except StopIteration as end:
-                    results.append(end.value)
-            if not messages:
-                return results
-            replies = perform(messages, self.size)
-            self.rounds += 1
-            self.bytes_sent += messages[0].array.nbytes
+    def _count(self, message: Collective) -> None:
+        self.rounds += 1
+        self.bytes_sent += message.array.nbytes
+
+
+def lockstep(
+    ops: Ops,
+    method: Method,
+    bucket: Bucket,
+    xs: Sequence[Arr],
+    states: Sequence[State],
+    count: Callable[[Collective], None] = lambda message: None,
+) -> list[Exchange]:
+    """Run one exchange per rank, all in this process.
+
+    Args:
+        ops: The primitives, of any framework; collectives are done in numpy.
+        method: What exchanges.
+        bucket: What the gradients are made of.
+        xs: One gradient per rank.
+        states: One state per rank.
+        count: Called with the message of rank 0 in each round.
+
+    Returns:
+        What the exchange of each rank ends with.
+
+    Raises:
+        ExchangeError: If the ranks do not ask for the same collectives.
+    """
+    running: list[Running] = [
+        take_branches(method.exchange(ops, bucket, ops.constant(x), state, World(rank, len(xs))))
+        for rank, (x, state) in enumerate(zip(xs, states, strict=True))
+    ]
+    replies: list[Any] = [None] * len(xs)
+    while True:
+        messages: list[Collective] = []
+        results: list[Exchange] = []
+        for generator, reply in zip(running, replies, strict=True):
+            try:
+                message = generator.send(reply)
+                messages.append(message._replace(array=np.asarray(message.array)))
+            except StopIteration as end:
+                results.append(end.value)
+        if not messages:
+            return results
+        replies = [ops.constant(reply) for reply in perform(messages, len(xs))]
+        count(messages[0])
 
 
 def perform(messages: list[Collective], size: int) -> list[Any]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hvd_compress.bucket import Bucket, Shape
-from hvd_compress.errors import SpecError
+from hvd_compress.errors import GradientError, SpecError
 from hvd_compress.methods.base import Method
 
 Merge = int | str
@@ -21,6 +21,10 @@ DEFAULT_MERGE = 2
 """MergeComp's finding: two buckets come close to the best partition."""
 
 _UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
+
+
+PRECISION = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
+"""What gradients are computed in: 16-bit ones in float32, as residuals are too small for 16 bits."""
 
 
 class Gradient(NamedTuple):
@@ -37,6 +41,20 @@ class Gradient(NamedTuple):
     shape: Shape
     dtype: str
     device: str = ""
+
+
+def gradient(name: str, shape: Shape, dtype: str, device: str = "") -> Gradient:
+    """Take down the facts of a gradient.
+
+    Raises:
+        GradientError: If its dtype cannot be compressed.
+    """
+    if dtype not in PRECISION:
+        allowed = ", ".join(PRECISION)
+        raise GradientError(
+            f"the gradient of {name!r} has dtype {dtype}, which cannot be compressed; allowed: {allowed}"
+        )
+    return Gradient(name, shape, PRECISION[dtype], device)
 
 
 class Planned(NamedTuple):

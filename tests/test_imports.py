@@ -18,7 +18,7 @@ LAYERS = [
     ["_version", "errors"],
     ["bucket"],
     ["collectives"],
-    ["ops"],
+    ["ops", "group"],
     ["methods.base"],
     ["methods.cast", "methods.topk", "methods.randomk", "methods.int8", "methods.powersgd"],
     ["methods"],

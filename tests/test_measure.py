@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from worlds import FRAMEWORKS, bucket_of, drive, normal, ops_of
+from worlds import FRAMEWORKS, bucket_of, normal, ops_of
 
 from hvd_compress import parse
+from hvd_compress.local import lockstep
 from hvd_compress.measure import Measured, vnmse
 from hvd_compress.methods.base import Method
 from hvd_compress.policy import Selective
@@ -27,7 +28,7 @@ def test_the_error_is_that_of_the_definition(spec: str, framework: str) -> None:
     for step in range(3):
         xs = normal(bucket, 2, seed=step)
         results = [
-            drive(ops, method, bucket, [x.copy() for x in xs], before)
+            lockstep(ops, method, bucket, [x.copy() for x in xs], before)
             for method, before in zip((plain, measured), states, strict=True)
         ]
         states = [[result.state for result in ranks] for ranks in results]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from worlds import FRAMEWORKS, bucket_of, drive, normal, ops_of
+from worlds import FRAMEWORKS, bucket_of, normal, ops_of
 
 from hvd_compress import LocalWorld, parse
 from hvd_compress.errors import SpecError
+from hvd_compress.local import lockstep
 from hvd_compress.memory import ErrorFeedback
 from hvd_compress.methods.cast import Dense, Half
 from hvd_compress.methods.powersgd import PowerSGD
@@ -44,7 +45,7 @@ def test_start_is_dense_and_leaves_no_residual(framework: str) -> None:
     states = [method.init(ops, bucket) for _ in range(2)]
     for step in range(4):
         xs = normal(bucket, 2, seed=step)
-        results = drive(ops, method, bucket, [x.copy() for x in xs], states)
+        results = lockstep(ops, method, bucket, [x.copy() for x in xs], states)
         states = [result.state for result in results]
         total, residual = np.asarray(results[0].total), np.asarray(states[0].inner.residual)
         if step < 2:
@@ -62,7 +63,7 @@ def test_warmup_sends_less_and_less(framework: str) -> None:
     method = parse("topk:ratio=0.00001,warmup=4,feedback=off").core
     state, sent = method.init(ops, bucket), []
     for step in range(6):
-        (result,) = drive(ops, method, bucket, normal(bucket, 1, seed=step), [state])
+        (result,) = lockstep(ops, method, bucket, normal(bucket, 1, seed=step), [state])
         state = result.state
         sent.append(np.count_nonzero(np.asarray(result.total)))
     assert sent == [1000, 100, 10, 1, 1, 1]

@@ -1,4 +1,4 @@
-"""Helpers: the frameworks under test, and a world that runs a method on the arrays of any of them."""
+"""Helpers: the frameworks under test, buckets and gradients."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_compress.bucket import Bucket, Shape
-from hvd_compress.collectives import Exchange, State, World, take_branches
-from hvd_compress.local import perform
-from hvd_compress.methods.base import Method
+from hvd_compress.collectives import State
 from hvd_compress.ops import Ops
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.state import flatten
@@ -31,27 +29,6 @@ def ops_of(framework: str) -> Ops:
 
         return TensorFlowOps()
     return NumpyOps()
-
-
-def drive(ops: Ops, method: Method, bucket: Bucket, xs: list[Arr], states: list[State]) -> list[Exchange]:
-    """Run one exchange per rank in lock step, on the framework's arrays; collectives are done in numpy."""
-    size = len(xs)
-    running = [
-        take_branches(method.exchange(ops, bucket, ops.constant(x), state, World(rank, size)))
-        for rank, (x, state) in enumerate(zip(xs, states, strict=True))
-    ]
-    replies: list[Any] = [None] * size
-    while True:
-        messages, results = [], []
-        for generator, reply in zip(running, replies, strict=True):
-            try:
-                messages.append(generator.send(reply))
-            except StopIteration as end:
-                results.append(end.value)
-        if not messages:
-            return results
-        plain = [message._replace(array=np.asarray(message.array)) for message in messages]
-        replies = [ops.constant(reply) for reply in perform(plain, size)]
 
 
 def bucket_of(*shapes: Shape, dtype: str = "float32") -> Bucket:

@@ -13,6 +13,7 @@ from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllReduce, Exchanging, World
 from hvd_compress.errors import ExchangeError
 from hvd_compress.face import Catalogue
+from hvd_compress.group import Group
 from hvd_compress.measure import vnmse
 from hvd_compress.merging import Merge
 from hvd_compress.methods.base import Method
@@ -21,7 +22,6 @@ from hvd_compress.spec import to_spec
 from hvd_compress.stats import Stats
 from hvd_compress.tensorflow import caller
 from hvd_compress.tensorflow.caller import Call
-from hvd_compress.tensorflow.driver import Group
 from hvd_compress.tensorflow.session import Ready, Session, describe
 from hvd_compress.tensorflow.tally import Tally, Untracked
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -20,28 +20,10 @@ from hvd_compress.collectives import (
     Exchange,
     Exchanging,
 )
+from hvd_compress.group import Group
 
 Tensor: TypeAlias = Any
 T = TypeVar("T")
-
-
-class Group(NamedTuple):
-    """The ranks of an exchange as Horovod knows them.
-
-    Attributes:
-        process_set: Horovod's process set.
-        size: Number of ranks in it.
-        rank: Of this process within it.
-    """
-
-    process_set: Any
-    size: int
-    rank: int
-
-    @classmethod
-    def of(cls, process_set: Any) -> Group:
-        """The group of a process set that this process belongs to."""
-        return cls(process_set, process_set.size(), process_set.rank())
 
 
 def drive(exchanging: Exchanging, name: str, group: Group) -> tuple[Exchange, Tensor]:
@@ -100,14 +82,13 @@ def perform(message: Collective, name: str, group: Group) -> Tensor:
         op = hvd.Max if message.op == "max" else hvd.Sum
         return hvd.mpi_ops._allreduce(array, op=op, **where)
     if isinstance(message, AllGather):
-        return tf.reshape(hvd.allgather(array, **where), [group.size, array.shape[0]])
+        return tf.reshape(hvd.allgather(array, **where), [group.world.size, array.shape[0]])
     if isinstance(message, AllToAll):
-        splits = tf.fill([group.size], array.shape[1])
+        splits = tf.fill([group.world.size], array.shape[1])
         received, _ = hvd.alltoall(tf.reshape(array, [-1]), splits, **where)
         return tf.reshape(received, array.shape)
     assert isinstance(message, Broadcast)
-    ranks = group.process_set.ranks
-    return hvd.broadcast(array, ranks[message.root] if ranks is not None else message.root, **where)
+    return hvd.broadcast(array, group.global_rank(message.root), **where)
 
 
 def gather_bytes(data: bytes, name: str, group: Group) -> bytes:

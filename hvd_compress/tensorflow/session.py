@@ -10,22 +10,20 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_compress import agreement
-from hvd_compress.collectives import AllReduce, State, World
-from hvd_compress.errors import GradientError, StateError
-from hvd_compress.merging import Gradient, Merge, Planned, plan
+from hvd_compress.collectives import AllReduce, State
+from hvd_compress.errors import StateError
+from hvd_compress.group import Group
+from hvd_compress.merging import Gradient, Merge, Planned, gradient, plan
 from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.tensorflow import TensorFlowOps
 from hvd_compress.spec import to_spec
 from hvd_compress.state import flatten, unflatten
-from hvd_compress.tensorflow.driver import Group, drive, gather_bytes, outside_of_graphs, perform
+from hvd_compress.tensorflow.driver import drive, gather_bytes, outside_of_graphs, perform
 from hvd_compress.tensorflow.tally import Tally, Untracked
 
 Tensor: TypeAlias = Any
 Change: TypeAlias = "tuple[tf.Variable, Tensor]"
-
-_PRECISION = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
-"""What gradients are computed in: 16-bit ones in float32, as residuals are too small for 16 bits."""
 
 
 class Ready(NamedTuple):
@@ -66,7 +64,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         self._prefix = f"hvd_compress.{agreement.label(gradients)}"
         self._plan = Untracked(plan(gradients, method, merge))
         self._tally = Untracked(tally)
-        self._origin = [group.rank, group.size, zlib.crc32(to_spec(method).encode())]
+        self._origin = [*group.world, zlib.crc32(to_spec(method).encode())]
         self.slots: dict[str, dict[str, tf.Variable]] = {}
 
     def create(self) -> None:
@@ -81,11 +79,12 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         self.origin = tf.Variable(self._origin, dtype=tf.int64, trainable=False, name="origin")
         rank, size, method = map(int, self.origin.numpy())
         if [rank, size, method] != self._origin:
+            here = self._group.world
+            by = "" if method == self._origin[2] else " by another method"
             raise StateError(
-                f"the checkpoint was saved on rank {rank} of {size}"
-                f"{'' if method == self._origin[2] else ' by another method'} and cannot be restored on rank"
-                f" {self._group.rank} of {self._group.size}: residuals belong to their rank and method; restore with"
-                " as many ranks as were saved, each from its own checkpoint"
+                f"the checkpoint was saved on rank {rank} of {size}{by} and cannot be restored on rank {here.rank} of"
+                f" {here.size}: residuals belong to their rank and method; restore with as many ranks as were saved,"
+                " each from its own checkpoint"
             )
         for planned in self._plan.value:
             self.slots[planned.bucket.key] = {
@@ -130,15 +129,14 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         bucket, ops, variables = planned.bucket, TensorFlowOps(), self.slots[planned.bucket.key]
         x = tf.concat([tf.reshape(tf.cast(part, bucket.dtype), [-1]) for part in parts], 0)
         state = unflatten(_initial(planned), {path: variable.read_value() for path, variable in variables.items()})
-        world = World(self._group.rank, self._group.size)
-        exchanging = planned.method.exchange(ops, bucket, tf.ensure_shape(x, [bucket.numel]), state, world)
+        exchanging = planned.method.exchange(ops, bucket, tf.ensure_shape(x, [bucket.numel]), state, self._group.world)
         exchange, sent = drive(exchanging, f"{self._prefix}.{bucket.key}", self._group)
         pieces = zip(ops.split(exchange.total, bucket.sizes), bucket.shapes, strict=True)
         changes = [(variables[path], leaf) for path, leaf in flatten(exchange.state).items()]
         return [tf.reshape(piece, shape) for piece, shape in pieces], changes, sent
 
 
-def describe(gradient: Any, variable: Any) -> Gradient:
+def describe(tensor: Any, variable: Any) -> Gradient:
     """Name, shape and dtype of a gradient, read off its variable.
 
     The variable knows the shape even where the gradient does not, as after a conversion of IndexedSlices. Keras numbers
@@ -148,14 +146,8 @@ def describe(gradient: Any, variable: Any) -> Gradient:
     Raises:
         GradientError: If the dtype cannot be compressed.
     """
-    dtype = gradient.dtype.name
-    if dtype not in _PRECISION:
-        raise GradientError(
-            f"the gradient of {variable.name!r} has dtype {dtype}, which cannot be compressed; allowed are"
-            f" {', '.join(_PRECISION)}"
-        )
     name = re.sub(r"_\d+(?=[/:]|$)", "", variable.name)
-    return Gradient(name, tuple(variable.shape), _PRECISION[dtype])
+    return gradient(name, tuple(variable.shape), tensor.dtype.name)
 
 
 def _initial(planned: Planned) -> State:

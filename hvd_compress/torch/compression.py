@@ -13,6 +13,7 @@ from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllReduce, World
 from hvd_compress.errors import StateError
 from hvd_compress.face import Catalogue
+from hvd_compress.group import Group
 from hvd_compress.measure import vnmse
 from hvd_compress.merging import Merge
 from hvd_compress.methods.base import Method
@@ -20,7 +21,6 @@ from hvd_compress.ops.torch import TorchOps
 from hvd_compress.spec import to_spec
 from hvd_compress.stats import Meter, Stats
 from hvd_compress.torch import caller
-from hvd_compress.torch.driver import Group
 from hvd_compress.torch.session import Session, Ticket
 
 _FORMAT = "hvd_compress.torch/1"

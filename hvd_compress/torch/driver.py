@@ -11,28 +11,10 @@ import torch
 from torch import Tensor
 
 from hvd_compress.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective
+from hvd_compress.group import Group
 
 _NAP = 50e-6
 """Seconds between two looks at a collective on its way."""
-
-
-class Group(NamedTuple):
-    """The ranks of an exchange as Horovod knows them.
-
-    Attributes:
-        process_set: Horovod's process set.
-        size: Number of ranks in it.
-        rank: Of this process within it.
-    """
-
-    process_set: Any
-    size: int
-    rank: int
-
-    @classmethod
-    def of(cls, process_set: Any) -> Group:
-        """The group of a process set that this process belongs to."""
-        return cls(process_set, process_set.size(), process_set.rank())
 
 
 class Pending(NamedTuple):
@@ -71,14 +53,13 @@ def launch(message: Collective, name: str, group: Group) -> Pending:
         start = hvd.allreduce_async_ if message.donate else hvd.allreduce_async
         return Pending(start(array, op=op, **where), lambda reply: reply)
     if isinstance(message, AllGather):
-        return Pending(hvd.allgather_async(array, **where), lambda reply: reply.view(group.size, -1))
+        return Pending(hvd.allgather_async(array, **where), lambda reply: reply.view(group.world.size, -1))
     if isinstance(message, AllToAll):
-        splits = torch.full((group.size,), array[0].numel(), dtype=torch.int32, device="cpu")
+        splits = torch.full((group.world.size,), array[0].numel(), dtype=torch.int32, device="cpu")
         handle = hvd.alltoall_async(array.flatten(), splits, **where)
-        return Pending(handle, lambda reply: reply[0].view(group.size, -1))
+        return Pending(handle, lambda reply: reply[0].view(group.world.size, -1))
     assert isinstance(message, Broadcast)
-    ranks = group.process_set.ranks
-    root = ranks[message.root] if ranks is not None else message.root
+    root = group.global_rank(message.root)
     return Pending(hvd.broadcast_async(array, root, **where), lambda reply: reply)
 
 

@@ -10,21 +10,14 @@ from torch import Tensor
 
 from hvd_compress import agreement
 from hvd_compress.collectives import State
-from hvd_compress.errors import ExchangeError, GradientError, StateError, UnknownParameterError
-from hvd_compress.merging import Gradient, Merge, plan
+from hvd_compress.errors import ExchangeError, StateError, UnknownParameterError
+from hvd_compress.group import Group
+from hvd_compress.merging import Merge, gradient, plan
 from hvd_compress.methods.base import Method
 from hvd_compress.state import flatten, unflatten
 from hvd_compress.stats import Meter
-from hvd_compress.torch.driver import Group, gather_bytes
+from hvd_compress.torch.driver import gather_bytes
 from hvd_compress.torch.slot import Slot
-
-_PRECISION = {
-    torch.float16: "float32",
-    torch.bfloat16: "float32",
-    torch.float32: "float32",
-    torch.float64: "float64",
-}
-"""What gradients are computed in: 16-bit ones in float32, as residuals are too small for 16 bits."""
 
 
 class Ticket(NamedTuple):
@@ -79,7 +72,9 @@ class Session:
         self, method: Method, merge: Merge, parameters: list[tuple[str, Tensor]], group: Group, meter: Meter
     ) -> None:
         agreement.refuse_elastic()
-        self.gradients = [_gradient(name, parameter) for name, parameter in parameters]
+        self.gradients = [
+            gradient(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), str(p.device)) for name, p in parameters
+        ]
         agreement.check(
             gather_bytes(agreement.describe(method, merge, self.gradients), "hvd_compress.agreement", group)
         )
@@ -103,9 +98,21 @@ class Session:
             The carrier for Horovod to allreduce, and the ticket to take the result with. The carrier holds 1, so what
             comes back tells how Horovod would have scaled the sum; it is nan where the gradient is not finite.
         """
-        if grad.numel() == 0:
-            self._waiting += 1
-            return torch.ones(1, dtype=torch.float64, device=grad.device), Ticket(self, None, 0, grad)
+        slot, position, carrier = None, 0, torch.ones(1, dtype=torch.float64, device=grad.device)
+        if grad.numel():
+            slot, position = self._free_place(parameter)
+            with self._meter.time("encode"):
+                carrier = (slot.put(position, grad) * 0 + 1).to(torch.float64).reshape(1)
+                for other in self._slots:  # a later gradient is the chance to start an earlier bucket's second round
+                    if other is not slot:
+                        other.poll()
+        self._meter.gradient_bytes += grad.numel() * grad.element_size()
+        self._meter.bytes_sent += carrier.element_size()
+        self._waiting += 1
+        return carrier, Ticket(self, slot, position, grad)
+
+    def _free_place(self, parameter: Tensor) -> tuple[Slot, int]:
+        """Where a gradient goes that has not come yet in this step."""
         if parameter not in self._places:
             raise UnknownParameterError(
                 f"a parameter of shape {tuple(parameter.shape)} was not among those that the optimizer had in its first"
@@ -114,22 +121,14 @@ class Session:
         name, slot, position = self._places[parameter]
         if slot.holds(position):
             raise ExchangeError(f"the gradient of {name!r} came twice in one step: call optimizer.step() in between")
-        with self._meter.time("encode"):
-            self._meter.gradient_bytes += grad.numel() * grad.element_size()
-            carrier = (slot.put(position, grad) * 0 + 1).to(torch.float64).reshape(1)
-            for other in self._slots:  # a later gradient is the chance to start an earlier bucket's second round
-                if other is not slot:
-                    other.poll()
-        self._meter.bytes_sent += carrier.element_size()
-        self._waiting += 1
-        return carrier, Ticket(self, slot, position, grad)
+        return slot, position
 
     def take(self, carrier: Tensor, ticket: Ticket) -> Tensor:
         """Give out a result; the first call of a step completes all exchanges, the last one ends the step."""
         with self._meter.time("decode"):
             if not self._scales:
                 self._complete()
-            scale = carrier.reshape(()) / self.group.size
+            scale = carrier.reshape(()) / self.group.world.size
             self._scales.append(scale)
             result = ticket.like
             if ticket.slot is not None:
@@ -161,8 +160,7 @@ class Session:
     def state_dict(self) -> dict[str, Any]:
         """The states of all buckets, as copies."""
         return {
-            "rank": self.group.rank,
-            "size": self.group.size,
+            **self.group.world._asdict(),
             "buckets": {
                 slot.bucket.key: {
                     path: leaf.clone() if isinstance(leaf, Tensor) else leaf
@@ -178,11 +176,11 @@ class Session:
         Raises:
             StateError: If they were saved on another rank or world size, or do not fit the buckets.
         """
-        here = {"rank": self.group.rank, "size": self.group.size}
-        if any(saved.get(key) != value for key, value in here.items()):
+        here = self.group.world
+        if any(saved.get(key) != value for key, value in here._asdict().items()):
             raise StateError(
                 f"this state was saved on rank {saved.get('rank')} of {saved.get('size')} and cannot be restored on"
-                f" rank {self.group.rank} of {self.group.size}: residuals belong to their rank; restore with as many"
+                f" rank {here.rank} of {here.size}: residuals belong to their rank; restore with as many"
                 " ranks as were saved, each from its own file"
             )
         buckets = saved.get("buckets", {})
@@ -191,15 +189,6 @@ class Session:
         states = [_restored(slot, buckets[slot.bucket.key]) for slot in self._slots]
         for slot, state in zip(self._slots, states, strict=True):
             slot.state = state
-
-
-def _gradient(name: str, parameter: Tensor) -> Gradient:
-    if parameter.dtype not in _PRECISION:
-        allowed = ", ".join(str(dtype) for dtype in _PRECISION)
-        raise GradientError(
-            f"parameter {name!r} has dtype {parameter.dtype}, which cannot be compressed; allowed are {allowed}"
-        )
-    return Gradient(name, tuple(parameter.shape), _PRECISION[parameter.dtype], str(parameter.device))
 
 
 def _restored(slot: Slot, saved: Mapping[str, Any]) -> Any:

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hvd_compress.collectives import Collective, Exchange, State, World, take_branches
+from hvd_compress.collectives import Collective, Exchange, State, take_branches
+from hvd_compress.group import Group
 from hvd_compress.merging import Planned
 from hvd_compress.ops.torch import TorchOps
 from hvd_compress.stats import Meter
-from hvd_compress.torch.driver import Group, Pending, launch
+from hvd_compress.torch.driver import Pending, launch
 
 
 class Slot:
@@ -86,8 +87,9 @@ class Slot:
             self._buffer = self.ops.zeros((self.bucket.numel,), self.bucket.dtype)
         for position in self._missing:
             self._buffer[self._spans[position]].zero_()
-        world = World(self._group.rank, self._group.size)
-        self._running = take_branches(self.method.exchange(self.ops, self.bucket, self._buffer, self.state, world))
+        self._running = take_branches(
+            self.method.exchange(self.ops, self.bucket, self._buffer, self.state, self._group.world)
+        )
         self._buffer = None
         self._advance(None)
 

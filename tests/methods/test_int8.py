@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from worlds import FRAMEWORKS, bucket_of, drive, normal, ops_of
+from worlds import FRAMEWORKS, bucket_of, normal, ops_of
 
 from hvd_compress.collectives import AllReduce, World
 from hvd_compress.errors import UnsupportedError
+from hvd_compress.local import lockstep
 from hvd_compress.methods.int8 import Int8
 
 NUMPY = ops_of("numpy")
@@ -67,7 +68,7 @@ def test_error_is_below_one_level(ranks: int) -> None:
     """Each rank rounds to a neighbouring level, so the sum is off by less than ``n m / L`` in each block."""
     bucket, method = bucket_of((1000,)), Int8(block=50 * 4)
     xs = normal(bucket, ranks)
-    total = drive(NUMPY, method, bucket, xs, [method.init(NUMPY, bucket) for _ in xs])[0].total
+    total = lockstep(NUMPY, method, bucket, xs, [method.init(NUMPY, bucket) for _ in xs])[0].total
     peak = np.max(np.abs(xs), axis=0).reshape(5, 200).max(axis=1, keepdims=True)
     bound = np.broadcast_to(ranks * peak / method.levels(ranks), (5, 200)).ravel()
     error = np.abs(total - sum(xs))
@@ -79,12 +80,12 @@ def test_ranks_round_independently() -> None:
     bucket, method, ops = bucket_of((512,)), Int8(), NUMPY
     x = np.full(512, 0.3, np.float32)
     x[0] = 1.0
-    sents = [r.sent for r in drive(ops, method, bucket, [x, x], [method.init(ops, bucket)] * 2)]
+    sents = [r.sent for r in lockstep(ops, method, bucket, [x, x], [method.init(ops, bucket)] * 2)]
     assert (sents[0] != sents[1]).mean() > 0.1
 
 
 def test_rounding_never_exceeds_the_largest_level() -> None:
     """Full scale plus noise just below 1 rounds up in float32, about once in 500,000 coordinates."""
     bucket, method = bucket_of((2**21,)), Int8()
-    (result,) = drive(NUMPY, method, bucket, [np.ones(2**21, np.float32)], [method.init(NUMPY, bucket)])
+    (result,) = lockstep(NUMPY, method, bucket, [np.ones(2**21, np.float32)], [method.init(NUMPY, bucket)])
     assert (result.total == 1.0).all()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from worlds import FRAMEWORKS, bucket_of, drive, leaves, normal, ops_of
+from worlds import FRAMEWORKS, bucket_of, leaves, normal, ops_of
 
 from hvd_compress import LocalWorld, parse
 from hvd_compress.errors import SpecError
+from hvd_compress.local import lockstep
 from hvd_compress.memory import ErrorFeedback
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method
@@ -45,7 +46,7 @@ def test_ranks_agree_bit_for_bit(spec: str, ranks: int, framework: str) -> None:
     ops, method = ops_of(framework), core(spec)
     xs, states = normal(BUCKET, ranks), [method.init(ops, BUCKET) for _ in range(ranks)]
     for _ in range(2):
-        results = drive(ops, method, BUCKET, xs, states)
+        results = lockstep(ops, method, BUCKET, xs, states)
         states = [result.state for result in results]
         totals = [np.asarray(result.total) for result in results]
         assert totals[0].shape == (BUCKET.numel,) and totals[0].dtype == np.float32
@@ -63,7 +64,7 @@ def test_frameworks_agree_with_numpy(spec: str, framework: str) -> None:
         ops = ops_of(name)
         states = [method.init(ops, BUCKET) for _ in range(3)]
         for step in range(2):
-            results = drive(ops, method, BUCKET, normal(BUCKET, 3, seed=step), states)
+            results = lockstep(ops, method, BUCKET, normal(BUCKET, 3, seed=step), states)
             states = [result.state for result in results]
         outcomes.append((np.asarray(results[1].total), leaves(states[1])))
     (total, state), (other_total, other_state) = outcomes
@@ -83,7 +84,7 @@ def test_sent_and_residual_make_up_the_gradient(spec: str, framework: str) -> No
     for step in range(3):
         (x,) = normal(BUCKET, 1, seed=step)
         before = np.asarray(state.residual).copy()
-        (result,) = drive(ops, method, BUCKET, [x], [state])
+        (result,) = lockstep(ops, method, BUCKET, [x], [state])
         state = result.state
         np.testing.assert_allclose(np.asarray(result.total) + np.asarray(state.residual), x + before, atol=2e-6)
 
@@ -112,7 +113,7 @@ def test_residuals_telescope(spec: str) -> None:
 def test_without_compression_it_is_the_identity(spec: str, framework: str) -> None:
     ops, method = ops_of(framework), core(spec)
     xs = normal(BUCKET, 3)
-    results = drive(ops, method, BUCKET, xs, [method.init(ops, BUCKET) for _ in xs])
+    results = lockstep(ops, method, BUCKET, xs, [method.init(ops, BUCKET) for _ in xs])
     atol = 1e-5 if "powersgd" in spec else 0
     np.testing.assert_allclose(np.asarray(results[0].total), sum(xs), rtol=0, atol=atol)
     if method.can_retain:
@@ -127,7 +128,7 @@ def test_unbiased_methods_are_unbiased(spec: str) -> None:
     states = [method.init(ops, bucket) for _ in xs]
     sums = np.zeros((2, 200))
     for _ in range(draws):
-        results = drive(ops, method, bucket, xs, states)
+        results = lockstep(ops, method, bucket, xs, states)
         states = [result.state for result in results]
         error = results[0].total.astype(np.float64) - sum(x.astype(np.float64) for x in xs)
         sums += error, error**2
@@ -165,12 +166,12 @@ def test_states_come_back_from_their_leaves(spec: str) -> None:
     method, ops = core(spec, feedback=core(spec).can_retain), ops_of("numpy")
     state = method.init(ops, BUCKET)
     for step in range(2):
-        (result,) = drive(ops, method, BUCKET, normal(BUCKET, 1, seed=step), [state])
+        (result,) = lockstep(ops, method, BUCKET, normal(BUCKET, 1, seed=step), [state])
         state = result.state
     again = unflatten(method.init(ops, BUCKET), flatten(state))
     assert type(again) is type(state)
     x = normal(BUCKET, 1, seed=9)
-    (first,), (second,) = (drive(ops, method, BUCKET, [a.copy() for a in x], [s]) for s in (state, again))
+    (first,), (second,) = (lockstep(ops, method, BUCKET, [a.copy() for a in x], [s]) for s in (state, again))
     np.testing.assert_array_equal(first.total, second.total)
 
 
@@ -180,9 +181,9 @@ def test_states_are_never_overwritten(spec: str, framework: str) -> None:
     """A step that is thrown away must leave the state that it started from."""
     ops, method = ops_of(framework), core(spec, feedback=core(spec).can_retain)
     state = method.init(ops, BUCKET)
-    (result,) = drive(ops, method, BUCKET, normal(BUCKET, 1), [state])
+    (result,) = lockstep(ops, method, BUCKET, normal(BUCKET, 1), [state])
     state, before = result.state, {path: leaf.copy() for path, leaf in leaves(result.state).items()}
-    drive(ops, method, BUCKET, normal(BUCKET, 1, seed=1), [state])
+    lockstep(ops, method, BUCKET, normal(BUCKET, 1, seed=1), [state])
     for path, leaf in leaves(state).items():
         np.testing.assert_array_equal(leaf, before[path], err_msg=path)
 
@@ -194,7 +195,7 @@ def test_states_are_never_overwritten(spec: str, framework: str) -> None:
 def test_any_shape_and_precision(spec: str, framework: str, shapes: tuple[tuple[int, ...], ...], dtype: str) -> None:
     ops, bucket, method = ops_of(framework), bucket_of(*shapes, dtype=dtype), core(spec, feedback=core(spec).can_retain)
     xs = normal(bucket, 2)
-    results = drive(ops, method, bucket, xs, [method.init(ops, bucket) for _ in xs])
+    results = lockstep(ops, method, bucket, xs, [method.init(ops, bucket) for _ in xs])
     total = np.asarray(results[0].total)
     assert total.shape == (bucket.numel,) and total.dtype == dtype
     assert np.isfinite(total).all()
@@ -207,7 +208,7 @@ def test_constant_gradients(spec: str, framework: str, value: float) -> None:
     """All equal, all zero, denormal, huge: no division by zero and nothing out of range."""
     ops, method = ops_of(framework), core(spec)
     xs = [np.full(BUCKET.numel, value, np.float32)] * 2
-    total = np.asarray(drive(ops, method, BUCKET, xs, [method.init(ops, BUCKET) for _ in xs])[0].total)
+    total = np.asarray(lockstep(ops, method, BUCKET, xs, [method.init(ops, BUCKET) for _ in xs])[0].total)
     if spec == "fp16" and value == 1e30:
         assert np.isinf(total).all()  # as with Horovod's own fp16: visible to a loss scaler
     else:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from worlds import FRAMEWORKS, Arr, bucket_of, drive, normal, ops_of
+from worlds import FRAMEWORKS, Arr, bucket_of, normal, ops_of
 
+from hvd_compress.local import lockstep
 from hvd_compress.methods.powersgd import PowerSGD
 
 
@@ -20,7 +21,7 @@ def test_exact_on_a_sum_of_low_rank(framework: str, ranks: int) -> None:
         return np.outer(rng.standard_normal(rows), rng.standard_normal(columns)).ravel()
 
     xs = [np.concatenate([outer(40, 30), outer(8, 18)]).astype(np.float32) for _ in range(ranks)]
-    results = drive(ops, method, bucket, xs, [method.init(ops, bucket) for _ in xs])
+    results = lockstep(ops, method, bucket, xs, [method.init(ops, bucket) for _ in xs])
     np.testing.assert_allclose(np.asarray(results[0].total), sum(xs), atol=1e-4)
 
 
@@ -32,7 +33,7 @@ def test_warm_start_converges_to_the_best_approximation() -> None:
     matrix = (u[:, :48] * spectrum) @ vt
     state, errors = method.init(ops, bucket), []
     for _ in range(60):
-        (result,) = drive(ops, method, bucket, [matrix.ravel()], [state])
+        (result,) = lockstep(ops, method, bucket, [matrix.ravel()], [state])
         state = result.state
         errors.append(np.linalg.norm(result.total.reshape(64, 48) - matrix))
     best = np.linalg.norm(spectrum[4:])
@@ -47,7 +48,7 @@ def test_literal_algorithm() -> None:
     q = states[0].q.reshape(6, 2)
     for step in range(2):
         xs = normal(bucket, 2, seed=step)
-        results = drive(ops, method, bucket, [x.copy() for x in xs], states)
+        results = lockstep(ops, method, bucket, [x.copy() for x in xs], states)
         states = [result.state for result in results]
         ms = [x.reshape(10, 6) for x in xs]
         m = ms[0] + ms[1]

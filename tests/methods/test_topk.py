@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from worlds import bucket_of, drive, normal, ops_of
+from worlds import bucket_of, normal, ops_of
 
 from hvd_compress import LocalWorld
 from hvd_compress.collectives import AllGather, World
+from hvd_compress.local import lockstep
 from hvd_compress.memory import ErrorFeedback
 from hvd_compress.methods.base import count
 from hvd_compress.methods.topk import TopK
@@ -40,14 +41,14 @@ def test_indices_are_as_small_as_they_can_be(numel: int, index_bytes: int) -> No
     message = next(method.exchange(ops, bucket, x, (), World(0, 1)))
     assert isinstance(message, AllGather)
     assert message.array.nbytes == count(0.001, numel) * (4 + index_bytes)
-    assert drive(ops, method, bucket, [x], [()])[0].total[-1] == 5.0
+    assert lockstep(ops, method, bucket, [x], [()])[0].total[-1] == 5.0
 
 
 def test_rounding_to_fp16_stays_in_the_residual() -> None:
     bucket, ops = bucket_of((4,)), ops_of("numpy")
     method = ErrorFeedback(TopK(ratio=0.5, values="fp16"))
     x = np.array([1.0 + 2**-12, 1e6, 0.5, 0.25], np.float32)
-    (result,) = drive(ops, method, bucket, [x], [method.init(ops, bucket)])
+    (result,) = lockstep(ops, method, bucket, [x], [method.init(ops, bucket)])
     assert result.total.tolist() == [1.0, 65504.0, 0, 0]
     np.testing.assert_array_equal(result.state.residual, x - result.total)
 
@@ -55,6 +56,6 @@ def test_rounding_to_fp16_stays_in_the_residual() -> None:
 def test_no_other_k_coordinates_lose_less() -> None:
     bucket, ops = bucket_of((500,)), ops_of("numpy")
     (x,) = normal(bucket, 1)
-    (result,) = drive(ops, TopK(ratio=0.1), bucket, [x], [()])
+    (result,) = lockstep(ops, TopK(ratio=0.1), bucket, [x], [()])
     assert np.count_nonzero(result.total) == 50
     np.testing.assert_allclose(np.sum((x - result.total) ** 2), np.sum(np.sort(x**2)[:450]), rtol=1e-6)

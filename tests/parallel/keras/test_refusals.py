@@ -20,6 +20,7 @@ from hvd_compress.errors import (
     UnknownParameterError,
     UnsupportedError,
 )
+from hvd_compress.group import Group
 from hvd_compress.local import perform
 from hvd_compress.tensorflow import Compression, driver
 
@@ -69,7 +70,7 @@ def test_direct_calls_need_a_method_without_state() -> None:
 def test_complex_gradients() -> None:
     model = SimpleNamespace(trainable_variables=[tf.Variable(tf.ones((40, 40), tf.complex64))])
     job = Tape("topk", model=model, loss=lambda m, x, y: tf.reduce_sum(tf.abs(m.trainable_variables[0])))
-    with pytest.raises(GradientError, match="has dtype complex64, which cannot be compressed; allowed are"):
+    with pytest.raises(GradientError, match="has dtype complex64, which cannot be compressed; allowed: float16"):
         job.gradients(0)
 
 
@@ -95,6 +96,6 @@ def test_collectives_do_what_the_simulator_does(name: str) -> None:
         return (np.arange(hvd.size() * 3).reshape(hvd.size(), 3) * (rank + 1) % 50).astype(dtype)
 
     expected = perform([make(array_of(rank)) for rank in range(hvd.size())], hvd.size())[hvd.rank()]
-    group = driver.Group.of(hvd.global_process_set)
+    group = Group.of(hvd.global_process_set)
     reply = driver.perform(make(tf.constant(array_of(hvd.rank()))), f"test.{name.replace(' ', '.')}", group)
     np.testing.assert_array_equal(reply, expected)

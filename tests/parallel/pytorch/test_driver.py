@@ -25,11 +25,12 @@ from hvd_compress.collectives import (
     State,
     World,
 )
+from hvd_compress.group import Group
 from hvd_compress.local import perform
 from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops
 from hvd_compress.torch import Compression
-from hvd_compress.torch.driver import Group, launch
+from hvd_compress.torch.driver import launch
 
 
 def array_of(rank: int, dtype: str) -> Any:
