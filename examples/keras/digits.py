@@ -1,6 +1,8 @@
 """Train a small CNN on handwritten digits, with compressed gradients.
 
-horovodrun --gloo -np 2 python examples/keras/digits.py --compression topk:ratio=0.01
+Run::
+
+    horovodrun --gloo -np 2 python examples/keras/digits.py --compression topk:ratio=0.01
 """
 
 import argparse

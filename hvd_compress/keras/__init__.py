@@ -1,8 +1,10 @@
 """Gradient compression for `horovod.keras` and `horovod.tensorflow.keras`: the compressors are those of TensorFlow.
 
-from hvd_compress.keras import Compression
+Use::
 
-model.compile(optimizer=hvd.DistributedOptimizer(opt, compression=Compression.topk(ratio=0.01)), loss=loss)
+    from hvd_compress.keras import Compression
+
+    model.compile(optimizer=hvd.DistributedOptimizer(opt, compression=Compression.topk(ratio=0.01)), loss=loss)
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Gradient compression for `horovod.tensorflow` and `horovod.keras`.
 
-from hvd_compress.tensorflow import Compression
+Use::
 
-opt = hvd.DistributedOptimizer(opt, compression=Compression.topk(ratio=0.01))
-tape = hvd.DistributedGradientTape(tape, compression=Compression.topk(ratio=0.01))
+    from hvd_compress.tensorflow import Compression
+
+    opt = hvd.DistributedOptimizer(opt, compression=Compression.topk(ratio=0.01))
+    tape = hvd.DistributedGradientTape(tape, compression=Compression.topk(ratio=0.01))
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Gradient compression for `horovod.torch`.
 
-from hvd_compress.torch import Compression
+Use::
 
-opt = hvd.DistributedOptimizer(opt, named_parameters=model.named_parameters(),
-                               compression=Compression.topk(ratio=0.01))
+    from hvd_compress.torch import Compression
+
+    opt = hvd.DistributedOptimizer(opt, named_parameters=model.named_parameters(),
+                                   compression=Compression.topk(ratio=0.01))
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Run the tests of this folder under horovodrun: each framework, each controller, 2 and 3 ranks.
 
-python tests/parallel/run.py [framework] [controller] [ranks]
+Use::
+
+    python tests/parallel/run.py [framework] [controller] [ranks]
 """
 
 from __future__ import annotations
