@@ -67,7 +67,7 @@ def parse(spec: str) -> Method:
     return build(name.strip(), **params)
 
 
-def build(name: str, **params: Any) -> Method:
+def build(name: str, /, **params: Any) -> Method:
     """Make a method from its name and parameters, as in spec strings; values may be strings.
 
     Raises:

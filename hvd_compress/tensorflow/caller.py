@@ -42,8 +42,8 @@ class Call(NamedTuple):
 
 def find() -> Call | None:
     """Find out what is being compressed; None outside of Horovod's optimizers and tapes."""
-    reduce_frame = _frame(sys._getframe(1), _REDUCE)
-    all_frame = _frame(reduce_frame, _ALL) if reduce_frame else None
+    reduce_frame = _frame(sys._getframe(1), _REDUCE, {"process_set", "op"})
+    all_frame = _frame(reduce_frame, _ALL, {"grads", "vars", "use_generic_names"})
     if reduce_frame is None or all_frame is None:
         return None
     reducing, gradients = reduce_frame.f_locals, all_frame.f_locals
@@ -78,7 +78,8 @@ def checked(call: Call | None) -> Call:
     return call
 
 
-def _frame(frame: FrameType | None, names: set[str]) -> FrameType | None:
-    while frame is not None and frame.f_code.co_name not in names:
+def _frame(frame: FrameType | None, names: set[str], variables: set[str]) -> FrameType | None:
+    """The nearest frame of a function of these names that has these variables: users have an allreduce_grads, too."""
+    while frame is not None and not (frame.f_code.co_name in names and variables <= frame.f_locals.keys()):
         frame = frame.f_back
     return frame
