@@ -28,7 +28,7 @@ def first(spec: str, folder: Path) -> None:
 def second(spec: str, folder: Path) -> None:
     """Go on from step 20 and compare."""
     job = Tape(spec)
-    status = checkpoint(job).restore(str(folder / "saved"))
+    status = checkpoint(job).read(str(folder / "saved"))
     job.run(range(20, 40))
     status.assert_consumed()
     np.testing.assert_array_equal(job.weights, np.load(folder / "whole.npy"))
