@@ -33,7 +33,7 @@ def run(framework: str, controller: str, ranks: int) -> bool:
             output, ok = job.stdout, job.returncode == 0
         except subprocess.TimeoutExpired as error:
             output, ok = f"{(error.stdout or b'').decode()}\nThe job hung and was ended.", False
-        logs = [path.read_text() for path in sorted(Path(folder).iterdir())]
+        logs = [path.read_text() for path in sorted(Path(folder).glob("rank*"))]
     ok = ok and len(logs) == ranks
     print("\n".join(logs[:1] if ok else [output, *logs]))
     print(f"== {'passed' if ok else 'FAILED'} in {time.monotonic() - begin:.0f} s", flush=True)
