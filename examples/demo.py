@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -67,10 +67,12 @@ class Run(NamedTuple):
     Attributes:
         framework: A key of `FRAMEWORKS`.
         method: A spec string.
+        options: More options of the example.
     """
 
     framework: str
     method: str
+    options: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.framework} {self.method}"
@@ -110,7 +112,7 @@ def train(run: Run, folder: Path, progress: Callable[[int], None]) -> Result:
     Raises:
         DemoError: If the run fails, hangs or leaves the ranks with different weights.
     """
-    name = f"{FRAMEWORKS[run.framework]}-{run.method.partition(':')[0]}"
+    name = f"{FRAMEWORKS[run.framework]}-{re.sub('[^a-z0-9]+', '-', run.method)}"
     log, report = folder / f"{name}.log", folder / f"{name}.jsonl"
     report.touch()
     deadline = time.monotonic() + TIME_LIMIT
@@ -134,7 +136,7 @@ def launched(run: Run, log: Path, report: Path) -> Iterator[subprocess.Popen[byt
     """Start a run and end it, whatever happens."""
     script = EXAMPLES / FRAMEWORKS[run.framework] / "digits.py"
     horovodrun = [str(BIN / "horovodrun"), "--gloo", "-np", str(RANKS)]
-    options = ["--compression", run.method, "--epochs", str(EPOCHS), "--report", str(report)]
+    options = ["--compression", run.method, "--epochs", str(EPOCHS), "--report", str(report), *run.options]
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*horovodrun, sys.executable, str(script), *options],
@@ -165,9 +167,8 @@ def tail(log: Path) -> str:
     return "".join(f"{line}\n" for line in lines[-20:])
 
 
-def train_all(console: Console, folder: Path) -> Results:
-    """Do all runs, one after the other."""
-    runs = [Run(framework, method) for framework in FRAMEWORKS for method in METHODS]
+def train_all(console: Console, folder: Path, runs: Sequence[Run]) -> Results:
+    """Do runs, one after the other."""
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "epochs", TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_interactive) as bars:
         return {run: train_visibly(run, folder, bars) for run in runs}
@@ -237,7 +238,7 @@ def main() -> None:
     console = Console(force_terminal=sys.stdout.isatty())
     folder = Path(tempfile.mkdtemp(prefix="hvd-compress-demo-"))
     try:
-        results = train_all(console, folder)
+        results = train_all(console, folder, [Run(framework, spec) for framework in FRAMEWORKS for spec in METHODS])
         console.print(table(results))
         if args.markdown:
             args.markdown.write_text(markdown(results))

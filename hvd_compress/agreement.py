@@ -42,6 +42,19 @@ def refuse_elastic() -> None:
         )
 
 
+def refuse_momentum(method: Method, optimizer_momentum: float) -> None:
+    """Refuse to have momentum twice, in the method and in the optimizer, which would be a far larger step.
+
+    Raises:
+        UnsupportedError: If both have it.
+    """
+    if method.has_momentum and optimizer_momentum:
+        raise UnsupportedError(
+            f"the optimizer has a momentum of {optimizer_momentum:g}, but {to_spec(method)} has momentum of its own:"
+            " give the optimizer none (SGD with momentum=0), or turn the method's off (momentum=0; of signum, beta=0)"
+        )
+
+
 def label(gradients: Sequence[Gradient]) -> str:
     """A short name for a list of parameters, the same on all ranks: part of the names of its collectives."""
     return f"{zlib.crc32(json.dumps([g.name for g in gradients]).encode()):08x}"

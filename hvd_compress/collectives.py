@@ -1,8 +1,8 @@
 """The messages between a method and whoever performs its collectives.
 
 A method never communicates. Its ``exchange`` is a generator: it yields the collective that it needs and is resumed
-with the result. So each method is written once and runs under every driver (numpy, PyTorch, TensorFlow), which only
-has to know these five messages.
+with the result. So each method is written once and runs under every driver (numpy, PyTorch, TensorFlow, MPI), which
+only has to know these messages.
 """
 
 from __future__ import annotations
@@ -47,10 +47,13 @@ class AllGather(NamedTuple):
     """Give every rank the arrays of all: the reply has shape ``(size, n)``, row ``r`` from rank ``r``.
 
     Attributes:
-        array: uint8, shape ``(n,)`` with the same ``n`` on all ranks. Other dtypes travel as bytes (``ops.to_bytes``).
+        array: uint8, shape ``(n,)``. Other dtypes travel as bytes (``ops.to_bytes``).
+        ragged: Each rank has an ``n`` of its own, and the reply is one-dimensional: the arrays one after another. Where
+            one ends it must say itself.
     """
 
     array: Array
+    ragged: bool = False
 
 
 class AllToAll(NamedTuple):
@@ -75,6 +78,23 @@ class Broadcast(NamedTuple):
     root: int
 
 
+class SaturatingSum(NamedTuple):
+    """Sum small integers and clip the sum to the width that they travel in; every rank gets the same result.
+
+    Horovod has no such reduction: `hvd_compress.lowering` puts an alltoall and an allgather in its place. The mpi
+    driver has one.
+
+    Attributes:
+        array: uint8, shape ``(n,)``: codes packed by `hvd_compress.packing.pack`.
+        bits: Width of a code.
+        zero: The code c stands for the integer ``c - zero``.
+    """
+
+    array: Array
+    bits: int
+    zero: int
+
+
 class Exchange(NamedTuple):
     """What an exchange ends with.
 
@@ -90,9 +110,9 @@ class Exchange(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """Go on with one of several exchanges; the reply is its `Exchange`, with ``sent`` set to None.
+    """Go on with one of several exchanges; the reply is its `Exchange`.
 
-    A graph-building driver traces all branches, so they must agree in the shapes and dtypes of total and state.
+    A graph-building driver traces all branches, so they must agree in the shapes and dtypes of what they end with.
 
     Attributes:
         index: Which one: an int or an integer scalar of the framework, the same on all ranks.
@@ -103,7 +123,7 @@ class Branch(NamedTuple):
     branches: tuple[Callable[[], Exchanging], ...]
 
 
-Collective: TypeAlias = AllReduce | AllGather | AllToAll | Broadcast
+Collective: TypeAlias = AllReduce | AllGather | AllToAll | Broadcast | SaturatingSum
 Exchanging: TypeAlias = "Generator[Collective | Branch, Any, Exchange]"
 
 
@@ -117,7 +137,6 @@ def take_branches(exchanging: Exchanging) -> Generator[Collective, Any, Exchange
             result: Exchange = end.value
             return result
         if isinstance(message, Branch):
-            taken = yield from take_branches(message.branches[int(message.index)]())
-            reply = taken._replace(sent=None)
+            reply = yield from take_branches(message.branches[int(message.index)]())
         else:
             reply = yield message

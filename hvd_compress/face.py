@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -10,6 +10,7 @@ from hvd_compress.errors import SpecError
 from hvd_compress.merging import DEFAULT_MERGE, Merge, check_merge
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method
+from hvd_compress.policy import by_name, phases
 from hvd_compress.spec import build, nearest, parse
 
 C = TypeVar("C")
@@ -74,7 +75,34 @@ class Catalogue(Generic[C]):
             SpecError: If a name or a value is not known or not allowed.
         """
         check_merge(merge)
-        return self._make(parse(spec) if isinstance(spec, str) else spec, merge)
+        return self._make(_method(spec), merge)
+
+    def by_name(self, rules: Mapping[str, str | Method], *, merge: Merge = DEFAULT_MERGE) -> C:
+        """Make a compressor with another method for some parameters.
+
+        Args:
+            rules: Patterns of parameter names, as in `fnmatch`, and what to do with them: a spec string or a method.
+                The first that fits counts; where none does, gradients are not compressed. For example
+                ``{"conv1.*": "none", "embed*": "topk:ratio=0.001", "*": "powersgd"}``.
+            merge: See `hvd_compress.merging.plan`.
+
+        Raises:
+            SpecError: If a name or a value is not known or not allowed.
+        """
+        return self.parse(by_name({name: _method(spec) for name, spec in rules.items()}), merge=merge)
+
+    def phases(self, methods: Mapping[int, str | Method], *, merge: Merge = DEFAULT_MERGE) -> C:
+        """Make a compressor that changes its method during training, and hands the residual on.
+
+        Args:
+            methods: The step (counted from 0) from which on a method is in force: a spec string or a method. For
+                example ``{0: "none", 500: "topk:ratio=0.1", 5000: "topk:ratio=0.01"}``.
+            merge: See `hvd_compress.merging.plan`.
+
+        Raises:
+            SpecError: If a name or a value is not known or not allowed.
+        """
+        return self.parse(phases({begin: _method(spec) for begin, spec in methods.items()}), merge=merge)
 
     def __getattr__(self, name: str) -> Factory[C]:
         if name in REGISTRY:
@@ -83,3 +111,7 @@ class Catalogue(Generic[C]):
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *REGISTRY]
+
+
+def _method(spec: str | Method) -> Method:
+    return parse(spec) if isinstance(spec, str) else spec

@@ -21,6 +21,7 @@ from hvd_compress.collectives import (
     take_branches,
 )
 from hvd_compress.errors import ExchangeError, GradientError
+from hvd_compress.lowering import lower
 from hvd_compress.merging import DEFAULT_MERGE, Gradient, Merge, Planned, gradient, plan
 from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops
@@ -47,6 +48,7 @@ class LocalWorld:
         method: A method or its spec.
         size: How many ranks there are.
         merge: See `hvd_compress.merging.plan`.
+        ops: The primitives to compute with, of any framework; those of numpy by default.
 
     Attributes:
         bytes_sent: Payload bytes that one rank has handed to collectives so far, metadata included.
@@ -54,14 +56,14 @@ class LocalWorld:
         steps: Steps so far, without those that a non-finite gradient spoilt.
     """
 
-    def __init__(self, method: Method | str, size: int, merge: Merge = DEFAULT_MERGE) -> None:
+    def __init__(self, method: Method | str, size: int, merge: Merge = DEFAULT_MERGE, ops: Ops | None = None) -> None:
         if size < 1:
             raise ExchangeError(f"size={size} is not allowed: a world has at least 1 rank")
         self.method = parse(method) if isinstance(method, str) else method
         self.size = size
         self.merge = merge
         self.bytes_sent = self.rounds = self.steps = 0
-        self._ops: Ops = NumpyOps()
+        self._ops: Ops = NumpyOps() if ops is None else ops
         self._gradients: list[Gradient] | None = None
         self._plan: list[Planned] = []
         self._states: list[list[State]] = []
@@ -99,7 +101,7 @@ class LocalWorld:
         for planned, states in zip(self._plan, self._states, strict=True):
             residual = _find_residual(states[rank])
             if residual is not None:
-                pieces = self._ops.split(residual, planned.bucket.sizes)
+                pieces = np.split(np.asarray(residual), np.cumsum(planned.bucket.sizes)[:-1])
                 for i, piece in zip(planned.members, pieces, strict=True):
                     kept[self._known[i].name] = piece.reshape(self._known[i].shape).copy()
         return kept
@@ -124,7 +126,9 @@ class LocalWorld:
         if self._gradients is None:
             method = self.method.core if whole else self.method
             self._plan = plan(gradients, method, self.merge)
-            self._states = [[p.method.init(self._ops, p.bucket) for _ in range(self.size)] for p in self._plan]
+            self._states = [
+                [p.method.init(self._ops, p.bucket, self.size) for _ in range(self.size)] for p in self._plan
+            ]
             self._gradients = gradients
         elif gradients != self._gradients:
             raise GradientError(f"the gradients have changed: they were {self._gradients}, now they are {gradients}")
@@ -137,7 +141,7 @@ class LocalWorld:
             results = lockstep(self._ops, planned.method, bucket, xs, states, self._count)
             states[:] = [result.state for result in results]
             for result, mean in zip(results, means, strict=True):
-                pieces = self._ops.split(result.total / self.size, bucket.sizes)
+                pieces = np.split(np.asarray(result.total) / self.size, np.cumsum(bucket.sizes)[:-1])
                 for i, piece in zip(planned.members, pieces, strict=True):
                     mean[i][...] = piece.reshape(mean[i].shape)
 
@@ -170,9 +174,10 @@ def lockstep(
     Raises:
         ExchangeError: If the ranks do not ask for the same collectives.
     """
+    worlds = [World(rank, len(xs)) for rank in range(len(xs))]
     running: list[Running] = [
-        take_branches(method.exchange(ops, bucket, ops.constant(x), state, World(rank, len(xs))))
-        for rank, (x, state) in enumerate(zip(xs, states, strict=True))
+        take_branches(lower(method.exchange(ops, bucket, ops.constant(x), state, world), ops, world))
+        for x, state, world in zip(xs, states, worlds, strict=True)
     ]
     replies: list[Any] = [None] * len(xs)
     while True:
@@ -204,7 +209,8 @@ def perform(messages: list[Collective], size: int) -> list[Any]:
         ExchangeError: If the ranks do not ask for the same thing.
     """
     first = messages[0]
-    asked = {(type(m), m._replace(array=None), m.array.shape, m.array.dtype.name) for m in messages}
+    ragged = isinstance(first, AllGather) and first.ragged
+    asked = {(type(m), m._replace(array=None), m.array.shape[ragged:], m.array.dtype.name) for m in messages}
     if len(messages) != size or len(asked) != 1:
         raise ExchangeError(
             f"the ranks of a step must ask for the same collective, but they asked for {sorted(map(str, asked))}"
@@ -216,7 +222,7 @@ def perform(messages: list[Collective], size: int) -> list[Any]:
             combined = np.maximum(combined, array) if first.op == "max" else combined + array
         return [combined.copy() for _ in arrays]
     if isinstance(first, AllGather):
-        return [np.stack(arrays) for _ in arrays]
+        return [np.concatenate(arrays) if ragged else np.stack(arrays) for _ in arrays]
     if isinstance(first, AllToAll):
         return [np.stack([array[rank] for array in arrays]) for rank in range(size)]
     assert isinstance(first, Broadcast)

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hvd_compress.bucket import Bucket, Shape
+from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, State, World
-from hvd_compress.methods.base import Method
+from hvd_compress.methods.base import Wrapper
 from hvd_compress.ops import Ops
 
 
@@ -27,7 +27,7 @@ class MeasuredState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measured(Method):
+class Measured(Wrapper):
     """Compare each compressed sum with the exact one, at the price of an uncompressed allreduce.
 
     The normalised error ``vNMSE = error / norm`` is that of Han et al., Beyond Throughput and Compression Ratios, 2024.
@@ -37,14 +37,9 @@ class Measured(Method):
         inner: The method that is measured.
     """
 
-    inner: Method
-
-    def compresses(self, shape: Shape) -> bool:
-        return self.inner.compresses(shape)
-
-    def init(self, ops: Ops, bucket: Bucket) -> MeasuredState:
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> MeasuredState:
         zero = ops.zeros((), "float64")
-        return MeasuredState(zero, zero, self.inner.init(ops, bucket))
+        return MeasuredState(zero, zero, self.inner.init(ops, bucket, size))
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: MeasuredState, world: World) -> Exchanging:
         exact = yield AllReduce(x)
@@ -55,6 +50,13 @@ class Measured(Method):
 
 def vnmse(states: Iterable[Any]) -> float | None:
     """The normalised error over all measured buckets; None where nothing was measured."""
-    measured = [state for state in states if isinstance(state, MeasuredState)]
+    measured = [found for state in states if (found := _find(state)) is not None]
     norm = sum(float(state.norm) for state in measured)
     return sum(float(state.error) for state in measured) / norm if norm else None
+
+
+def _find(state: Any) -> MeasuredState | None:
+    """The measured state, however deep it is wrapped."""
+    while state is not None and not isinstance(state, MeasuredState):
+        state = getattr(state, "inner", None)
+    return state

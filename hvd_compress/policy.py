@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, NamedTuple
 
 from hvd_compress.bucket import Bucket, Shape
 from hvd_compress.collectives import Array, Branch, Exchange, Exchanging, State, World
 from hvd_compress.errors import SpecError
-from hvd_compress.memory import ErrorFeedback
-from hvd_compress.methods.base import Method, check_range
+from hvd_compress.memory import ErrorFeedback, ErrorFeedbackState
+from hvd_compress.methods.base import Method, Wrapper, check_range
 from hvd_compress.methods.cast import Dense
 from hvd_compress.ops import Ops
 
@@ -19,20 +20,19 @@ WARMUP_STAGES = 4
 
 
 @dataclass(frozen=True)
-class Selective(Method):
+class Selective(Wrapper):
     """Where: leave gradients uncompressed that are not worth it.
 
     Biases and the scales of normalisation layers are vectors: little to save, much to lose.
 
     Args:
         inner: For the tensors that are compressed.
-        dense: For the others.
+        dense_method: For the others.
         min_size: Gradients with fewer elements are not compressed.
         vectors: Compress vectors too.
     """
 
-    inner: Method
-    dense: Method = field(default_factory=Dense)
+    dense_method: Method = field(default_factory=Dense)
     min_size: int = 1024
     vectors: bool = False
 
@@ -48,13 +48,46 @@ class Selective(Method):
         return (len(shape) > 1 or self.vectors) and size >= self.min_size and self.inner.compresses(shape)
 
     def route(self, name: str, shape: Shape) -> Method:
-        return self.inner.route(name, shape) if self.compresses(shape) else self.dense
+        return self.inner.route(name, shape) if self.compresses(shape) else self.dense_method
 
-    def init(self, ops: Ops, bucket: Bucket) -> State:
-        return self.inner.init(ops, bucket)
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> State:
+        return self.inner.init(ops, bucket, size)
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
         return self.inner.exchange(ops, bucket, x, state, world)
+
+
+@dataclass(frozen=True)
+class ByName(Method):
+    """Where: another method for some parameters.
+
+    Args:
+        rules: Patterns of parameter names, as in `fnmatch`, each with its method. The first that fits counts; where
+            none does, gradients are not compressed.
+    """
+
+    rules: tuple[tuple[str, Method], ...]
+
+    def __post_init__(self) -> None:
+        if not self.rules:
+            raise SpecError("by_name needs at least one rule, such as {'*': 'topk:ratio=0.01'}")
+
+    def _find(self, name: str) -> Method:
+        return next((method for pattern, method in self.rules if fnmatchcase(name, pattern)), Dense())
+
+    @property
+    def has_momentum(self) -> bool:
+        return any(method.has_momentum for _, method in self.rules)
+
+    @property
+    def core(self) -> Method:
+        return self._find("").core
+
+    def route(self, name: str, shape: Shape) -> Method:
+        return self._find(name).route(name, shape)
+
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
+        raise NotImplementedError("the methods of the rules exchange; see route")
 
 
 class Stage(NamedTuple):
@@ -82,42 +115,46 @@ class ScheduleState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Schedule(Method):
-    """When: other methods for the first steps. Dense stages leave the state of the method alone.
+class Schedule(Wrapper):
+    """When: dense or milder at first, and dense again every so many steps.
+
+    A dense step sends what was kept as well, so that nothing is late after it.
 
     Args:
         inner: For all steps after the stages.
-        stages: In order of time. All but dense ones share the state of `inner`.
+        stages: In order of time. All share the state of `inner`.
+        every: Each step with a number that this divides, counted from 1, is dense; 0 for none.
     """
 
-    inner: Method
-    stages: tuple[Stage, ...]
+    stages: tuple[Stage, ...] = ()
+    every: int = 0
 
     def __post_init__(self) -> None:
         ends = [stage.until for stage in self.stages]
-        if not ends or sorted(set(ends)) != ends or ends[0] < 1:
+        if sorted(set(ends)) != ends or (ends and ends[0] < 1) or not (ends or self.every):
             raise SpecError(f"stages end at the steps {ends}; they must be whole numbers that grow, from 1")
+        check_range("every", self.every, "0, or at least 2", self.every == 0 or self.every >= 2)
 
-    def compresses(self, shape: Shape) -> bool:
-        return self.inner.compresses(shape)
-
-    def init(self, ops: Ops, bucket: Bucket) -> ScheduleState:
-        return ScheduleState(0, self.inner.init(ops, bucket))
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> ScheduleState:
+        return ScheduleState(0, self.inner.init(ops, bucket, size))
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: ScheduleState, world: World) -> Exchanging:
         def run(method: Method) -> Exchanging:
-            if isinstance(method, Dense):
-                dense = yield from method.exchange(ops, bucket, x, (), world)
-                return Exchange(dense.total, None, state.inner)
-            return (yield from method.exchange(ops, bucket, x, state.inner, world))
+            dense = isinstance(method, Dense)
+            start = self.inner.dense if dense else method.exchange
+            return (yield from start(ops, bucket, x, state.inner, world))._replace(sent=None)
 
-        index = ops.stage(state.step, [stage.until for stage in self.stages])
+        index: Any = ops.stage(state.step, [stage.until for stage in self.stages]) if self.stages else 0
         methods = [*(stage.method for stage in self.stages), self.inner]
+        if self.every:
+            due = ops.stage(state.step % self.every, [self.every - 1])
+            index = index * (1 - due) + len(methods) * due
+            methods.append(Dense())
         taken = yield Branch(index, tuple(partial(run, method) for method in methods))
         return Exchange(taken.total, None, ScheduleState(state.step + 1, taken.state))
 
 
-def schedule(method: Method, start: int = 0, warmup: int = 0) -> Method:
+def schedule(method: Method, start: int = 0, warmup: int = 0, every: int = 0) -> Method:
     """Begin dense, then approach the ratio in stages, then stay with the method.
 
     The warm-up is that of Lin et al., Deep Gradient Compression, 2018: four stages of equal length whose ratios fall
@@ -127,6 +164,7 @@ def schedule(method: Method, start: int = 0, warmup: int = 0) -> Method:
         method: What to come to.
         start: Dense steps before anything else.
         warmup: Steps of warm-up after these; a multiple of 4, for methods with a ratio.
+        every: Be dense again every so many steps; 0 for never.
 
     Raises:
         SpecError: If a number is out of range or the method has no ratio.
@@ -135,16 +173,164 @@ def schedule(method: Method, start: int = 0, warmup: int = 0) -> Method:
     check_range("warmup", warmup, "a multiple of 4, at least 0", warmup >= 0 and warmup % WARMUP_STAGES == 0)
     stages = [Stage(start, Dense())] if start else []
     stages += [Stage(start + (i + 1) * warmup // WARMUP_STAGES, m) for i, m in enumerate(_ramp(method, warmup))]
-    return Schedule(method, tuple(stages)) if stages else method
+    return Schedule(method, tuple(stages), every) if stages or every else method
 
 
 def _ramp(method: Method, warmup: int) -> Iterator[Method]:
     """The method at each stage of the warm-up."""
     if not warmup:
         return
-    inner: Any = method.inner if isinstance(method, ErrorFeedback) else method
-    if not hasattr(inner, "ratio"):
+    inner: Any = method.inner if isinstance(method, Wrapper) else method
+    if not getattr(inner, "ratio", 0):
         raise SpecError(f"warmup={warmup} is not possible: {inner!r} has no ratio to approach; take start={warmup}")
     for stage in range(1, WARMUP_STAGES + 1):
         milder = replace(inner, ratio=inner.ratio ** (stage / (WARMUP_STAGES + 1)))
-        yield ErrorFeedback(milder) if isinstance(method, ErrorFeedback) else milder
+        yield replace(method, inner=milder) if isinstance(method, Wrapper) else milder
+
+
+class PhasesState(NamedTuple):
+    """What phases keep.
+
+    Attributes:
+        step: How many exchanges there were.
+        residual: What this rank has not sent yet, handed on from phase to phase.
+        inner: The states of the methods of all phases.
+    """
+
+    step: int | Array
+    residual: Array
+    inner: tuple[State, ...]
+
+
+@dataclass(frozen=True)
+class Phases(Method):
+    """When: change the method during training.
+
+    The residual is handed on: a method with error feedback goes on with it, another one sends it in its first step.
+
+    Args:
+        phases: The step (counted from 0) from which on a method is in force, and the method; the first is 0.
+    """
+
+    phases: tuple[tuple[int, Method], ...]
+
+    def __post_init__(self) -> None:
+        begins = [begin for begin, _ in self.phases]
+        if not begins or begins[0] != 0 or sorted(set(begins)) != begins:
+            raise SpecError(f"phases begin at the steps {begins}; they must be whole numbers that grow, the first 0")
+
+    @property
+    def has_momentum(self) -> bool:
+        return any(method.has_momentum for _, method in self.phases)
+
+    @property
+    def core(self) -> Method:
+        return self._with([method.core for _, method in self.phases])
+
+    def route(self, name: str, shape: Shape) -> Method:
+        return self._with([method.route(name, shape) for _, method in self.phases])
+
+    def _with(self, carriers: list[Method]) -> Method:
+        if len(set(carriers)) == 1:
+            return carriers[0]
+        for carrier in carriers:
+            if isinstance(carrier, Wrapper) and not isinstance(carrier, ErrorFeedback):
+                raise SpecError(
+                    f"phases go with plain methods and feedback=on, not with {carrier!r}: what it keeps would be lost"
+                    " when its phase ends"
+                )
+        return Phases(tuple(zip([begin for begin, _ in self.phases], carriers, strict=True)))
+
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> PhasesState:
+        bare = [method.inner if isinstance(method, ErrorFeedback) else method for _, method in self.phases]
+        zeros = ops.zeros((bucket.numel,), bucket.dtype)
+        return PhasesState(0, zeros, tuple(method.init(ops, bucket, size) for method in bare))
+
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: PhasesState, world: World) -> Exchanging:
+        def run(number: int) -> Exchanging:
+            method, inner = self.phases[number][1], state.inner[number]
+            if isinstance(method, ErrorFeedback):
+                before = ErrorFeedbackState(state.residual, inner)
+                total, _, (residual, inner) = yield from method.exchange(ops, bucket, x, before, world)
+            else:
+                total, _, inner = yield from method.exchange(ops, bucket, x + state.residual, inner, world)
+                residual = ops.zeros((bucket.numel,), bucket.dtype)
+            inners = (*state.inner[:number], inner, *state.inner[number + 1 :])
+            return Exchange(total, None, PhasesState(state.step + 1, residual, inners))
+
+        index = ops.stage(state.step, [begin for begin, _ in self.phases[1:]])
+        taken: Exchange = yield Branch(index, tuple(partial(run, number) for number in range(len(self.phases))))
+        return taken
+
+
+class DelayedState(NamedTuple):
+    """What the delayed exchange keeps.
+
+    Attributes:
+        step: How many exchanges there were.
+        arriving: The sum of the step before, which counts now; shape ``(bucket.numel,)``.
+        ahead: This rank's gradient of the step before, which has counted for it alone.
+        inner: The state of the method inside.
+    """
+
+    step: int | Array
+    arriving: Array
+    ahead: Array
+    inner: State
+
+
+@dataclass(frozen=True)
+class Delayed(Wrapper):
+    """When: each rank goes ahead with its own gradient, and the sum counts one step later.
+
+    Xu et al., CD-SGD: Distributed Stochastic Gradient Descent with Compression and Delay Compensation, 2021. With C the
+    method inside and n ranks, rank i hands its optimizer in step t ::
+
+        g_i[t] - g_i[t-1] + mean_j C(g_j)[t-1]           and in every k-th step, for correction,
+                - g_i[t-1] + mean_j C(g_j)[t-1] + mean_j g_j[t]
+
+    so its weights are those of delayed training plus one step of its own, as in the paper, whatever the learning rate
+    (as long as it is constant, and the optimizer is SGD, with or without momentum). Weights differ between ranks but
+    after a correction: save checkpoints and evaluate there. The exchange itself is still waited for in its step, so
+    this shows what delay does to convergence; it does not hide communication yet.
+
+    Args:
+        inner: The method that compresses.
+        every: k: each k-th step sends full precision.
+    """
+
+    every: int = 10
+
+    def __post_init__(self) -> None:
+        check_range("delay", self.every, "0, or at least 2", self.every >= 2)
+
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> DelayedState:
+        zeros = ops.zeros((bucket.numel,), bucket.dtype)
+        return DelayedState(0, zeros, zeros, self.inner.init(ops, bucket, size))
+
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: DelayedState, world: World) -> Exchanging:
+        behind = state.arriving - state.ahead * world.size
+
+        def go_ahead() -> Exchanging:
+            mine = x * 1  # the method inside may overwrite its input
+            total, _, inner = yield from self.inner.exchange(ops, bucket, x, state.inner, world)
+            return Exchange(behind + mine * world.size, None, DelayedState(state.step + 1, total, mine, inner))
+
+        def correct() -> Exchanging:
+            total, _, inner = yield from self.inner.dense(ops, bucket, x, state.inner, world)
+            zeros = ops.zeros((bucket.numel,), bucket.dtype)
+            return Exchange(behind + total, None, DelayedState(state.step + 1, zeros, zeros, inner))
+
+        due = ops.stage(state.step % self.every, [self.every - 1])
+        taken: Exchange = yield Branch(due, (go_ahead, correct))
+        return taken
+
+
+def by_name(rules: Mapping[str, Method]) -> ByName:
+    """Choose methods by the names of parameters; see `ByName`."""
+    return ByName(tuple(rules.items()))
+
+
+def phases(methods: Mapping[int, Method]) -> Phases:
+    """Choose methods by the step; see `Phases`."""
+    return Phases(tuple(methods.items()))

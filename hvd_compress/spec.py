@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
 from hvd_compress.errors import SpecError
 from hvd_compress.measure import Measured
-from hvd_compress.memory import ErrorFeedback
+from hvd_compress.memory import EF21, ErrorFeedback, Momentum, MomentumCorrection
 from hvd_compress.methods import REGISTRY
-from hvd_compress.methods.base import Method
+from hvd_compress.methods.base import Method, Wrapper
 from hvd_compress.methods.cast import Dense, Half
-from hvd_compress.policy import Schedule, Selective, schedule
+from hvd_compress.policy import Delayed, Schedule, Selective, schedule
 
 DENSE: dict[str, Method] = {"none": Dense(), "fp16": Half()}
+
+MEMORY: dict[str, Any] = {
+    "decay": 1.0,
+    "lowpass": 1.0,
+    "momentum": 0.0,
+    "nesterov": False,
+    "clip_norm": 0.0,
+}
+"""Options of the memory, with their defaults; besides them ``feedback``. A method may have other defaults."""
 
 OPTIONS: dict[str, Any] = {
     "min_size": 1024,
@@ -23,9 +32,14 @@ OPTIONS: dict[str, Any] = {
     "dense": "none",
     "start": 0,
     "warmup": 0,
+    "every": 0,
+    "delay": 0,
     "measure": False,
 }
-"""Options that every method takes, with their defaults; besides them ``feedback``, whose default the method sets."""
+"""Options of the policy, with their defaults."""
+
+_WORDS: dict[str, list[str]] = {"dense": list(DENSE), "feedback": ["on", "off", "ef21"]}
+"""Options that are one of a few words."""
 
 _SWITCH = {
     "on": True,
@@ -42,10 +56,16 @@ _SWITCH = {
 def parse(spec: str) -> Method:
     """Make a method from a spec string.
 
-    Besides the hyper-parameters of its own, every method but the dense ones takes ``feedback=on|off`` (error feedback),
-    ``min_size=n`` and ``vectors=on|off`` (what is left uncompressed: tensors with fewer elements, and vectors),
-    ``dense=none|fp16`` (how), ``start=steps`` (dense at first), ``warmup=steps`` (approach the ratio) and
-    ``measure=on|off`` (compare each sum with the exact one, which costs an uncompressed allreduce).
+    Besides the hyper-parameters of its own, every method but the dense ones takes the options of
+
+    * the memory: ``feedback=on|off|ef21``, with ``on`` ``decay`` and ``lowpass`` (see
+      `hvd_compress.memory.ErrorFeedback`), or ``momentum``, ``nesterov`` and ``clip_norm`` (see
+      `hvd_compress.memory.MomentumCorrection`);
+    * what is left uncompressed: ``min_size=n`` and ``vectors=on|off`` (tensors with fewer elements, and vectors) and
+      how, ``dense=none|fp16``;
+    * the time: ``start=steps`` (dense at first), ``warmup=steps`` (approach the ratio), ``every=n`` (dense every n
+      steps) and ``delay=k`` (see `hvd_compress.policy.Delayed`);
+    * ``measure=on|off``: compare each sum with the exact one, which costs an uncompressed allreduce.
 
     Args:
         spec: ``name`` or ``name:key=value,key=value``.
@@ -76,53 +96,109 @@ def build(name: str, /, **params: Any) -> Method:
     cls = REGISTRY.get(name)
     if cls is None:
         raise SpecError(f"unknown method {name!r}{nearest(name, REGISTRY)}; there are: {', '.join(REGISTRY)}")
-    own = {field.name: field.default for field in fields(cls)}  # type: ignore[arg-type]
-    options: dict[str, Any] = {} if issubclass(cls, Dense) else {"feedback": cls.feedback}
-    if not cls.linear:
-        options |= OPTIONS
+    own, options = _own_defaults(cls), _option_defaults(cls)
     values = {key: _value(name, key, value, own | options) for key, value in params.items()}
-
     method = cls(**{key: value for key, value in values.items() if key in own})
-    options["feedback"] = options.get("feedback", False) and method.can_retain
-    options |= {key: value for key, value in values.items() if key in options}
-    if options["feedback"]:
-        method = ErrorFeedback(method)
-    if cls.linear:
-        return method
-    method = schedule(method, options["start"], options["warmup"])
-    if options["measure"]:
-        method = Measured(method)
-    return Selective(method, DENSE[options["dense"]], options["min_size"], options["vectors"])
+    given = {key: value for key, value in values.items() if key in options}
+    if not method.can_retain:
+        options |= {"feedback": "off"} | {key: value for key, value in MEMORY.items() if key in options}
+    made = _compose(method, options | given)
+    _check_memory(name, made, given)
+    return made
+
+
+def _own_defaults(cls: type[Method]) -> dict[str, Any]:
+    return {field.name: field.default for field in fields(cls)}  # type: ignore[arg-type]
+
+
+def _option_defaults(cls: type[Method]) -> dict[str, Any]:
+    """The options that a method takes, with the defaults that they have for it."""
+    if issubclass(cls, Dense):
+        return {}
+    feedback = {"feedback": "on" if cls.feedback else "off"}
+    return feedback if cls.linear else feedback | MEMORY | dict(cls.memory) | OPTIONS
+
+
+def _compose(method: Method, o: Mapping[str, Any]) -> Method:
+    """Put the wrappers around a method that its options ask for."""
+    remembering = _remember(method, o)
+    if method.linear:
+        return remembering
+    result = schedule(remembering, o["start"], o["warmup"], o["every"])
+    if o["measure"]:
+        result = Measured(result)
+    if o["delay"]:
+        result = Delayed(result, o["delay"])
+    dense = DENSE[o["dense"]]
+    if o["momentum"]:
+        dense = Momentum(dense, o["momentum"], o["nesterov"])
+    return Selective(result, dense, o["min_size"], o["vectors"])
+
+
+def _remember(method: Method, o: Mapping[str, Any]) -> Method:
+    """Put the memory around a method that its options ask for."""
+    if o.get("momentum"):
+        if o["feedback"] == "on":
+            return MomentumCorrection(method, o["momentum"], o["nesterov"], o["clip_norm"])
+        if o["feedback"] == "off":
+            return Momentum(method, o["momentum"], o["nesterov"])
+        raise SpecError("momentum goes with feedback=on or feedback=off, not with feedback=ef21")
+    if o.get("feedback") == "on":
+        return ErrorFeedback(method, o.get("decay", 1.0), o.get("lowpass", 1.0))
+    return EF21(method) if o.get("feedback") == "ef21" else method
+
+
+def _check_memory(name: str, method: Method, given: Mapping[str, Any]) -> None:
+    """Refuse options that the memory which was asked for does not have."""
+    memory = _decompose(method)[1]["memory"]
+    for key, default in MEMORY.items():
+        if given.get(key, default) != default and not hasattr(memory, key):
+            raise SpecError(
+                f"{key}={_written(given[key])} has no meaning for {name} with this feedback: decay and lowpass go with"
+                " feedback=on, nesterov with momentum, clip_norm with both"
+            )
 
 
 def to_spec(method: Method) -> str:
     """Give the spec string that `parse` makes this method from; its repr where the method was composed by hand."""
-    params: dict[str, Any] = {}
-    inner = method
-    if isinstance(inner, Selective):
-        dense = next((name for name, dense in DENSE.items() if dense == inner.dense), "")
-        params |= {"dense": dense, "min_size": inner.min_size, "vectors": inner.vectors}
-        inner = inner.inner
-    params["measure"] = isinstance(inner, Measured)
-    if isinstance(inner, Measured):
-        inner = inner.inner
-    if isinstance(inner, Schedule):
-        dense_until = [stage.until for stage in inner.stages if isinstance(stage.method, Dense)]
-        params["start"] = dense_until[-1] if dense_until else 0
-        params["warmup"] = inner.stages[-1].until - params["start"]
-        inner = inner.inner
-    params["feedback"] = isinstance(inner, ErrorFeedback)
-    if isinstance(inner, ErrorFeedback):
-        inner = inner.inner
-    own = {field.name: getattr(inner, field.name) for field in fields(inner)}  # type: ignore[arg-type]
-    defaults = {field.name: field.default for field in fields(inner)} | OPTIONS  # type: ignore[arg-type]
-    defaults["feedback"] = type(inner).feedback and inner.can_retain
-    changed = {key: value for key, value in (own | params).items() if value != defaults[key]}
-    spec = ":".join(filter(None, [inner.name, ",".join(f"{k}={_written(v)}" for k, v in changed.items())]))
+    bare, options = _decompose(method)
+    if bare.name not in REGISTRY:
+        return repr(method)
+    own = {field.name: getattr(bare, field.name) for field in fields(bare)}  # type: ignore[arg-type]
+    defaults = _option_defaults(type(bare)) | _own_defaults(type(bare))
+    if not bare.can_retain and "feedback" in defaults:
+        defaults |= {"feedback": "off"} | {key: value for key, value in MEMORY.items() if key in defaults}
+    changed = {key: value for key, value in (own | options).items() if key in defaults and value != defaults[key]}
+    spec = ":".join(filter(None, [bare.name, ",".join(f"{k}={_written(v)}" for k, v in changed.items())]))
     try:
         return spec if parse(spec) == method else repr(method)
     except SpecError:
         return repr(method)
+
+
+def _decompose(method: Method) -> tuple[Method, dict[str, Any]]:
+    """Undo `_compose`: the bare method and its options, among them the ``memory`` itself."""
+    options = MEMORY | OPTIONS | {"feedback": "off", "memory": None}
+    inner = method
+    if isinstance(inner, Selective):
+        dense = inner.dense_method.inner if isinstance(inner.dense_method, Momentum) else inner.dense_method
+        options["dense"] = next((name for name, known in DENSE.items() if known == dense), "")
+        options |= {"min_size": inner.min_size, "vectors": inner.vectors}
+        inner = inner.inner
+    if isinstance(inner, Delayed):
+        options["delay"], inner = inner.every, inner.inner
+    if isinstance(inner, Measured):
+        options["measure"], inner = True, inner.inner
+    if isinstance(inner, Schedule):
+        dense_until = [stage.until for stage in inner.stages if isinstance(stage.method, Dense)]
+        options["start"] = dense_until[-1] if dense_until else 0
+        options["warmup"] = inner.stages[-1].until - options["start"] if inner.stages else 0
+        options["every"], inner = inner.every, inner.inner
+    if isinstance(inner, Wrapper):
+        options["feedback"] = {Momentum: "off", EF21: "ef21"}.get(type(inner), "on")
+        options |= {key: getattr(inner, key) for key in MEMORY if hasattr(inner, key)}
+        options["memory"], inner = inner, inner.inner
+    return inner, options
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -135,6 +211,17 @@ def _written(value: Any) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
+def _word(key: str, value: Any) -> str:
+    """Read one of a few words; on and off may be written as switches are."""
+    if isinstance(value, str) and "on" in _WORDS[key]:
+        value = _SWITCH.get(value.lower(), value)
+    if isinstance(value, bool):
+        value = _written(value)
+    if value not in _WORDS[key]:
+        raise SpecError(f"{key}={value!r} is not allowed: {key} must be {' or '.join(map(repr, _WORDS[key]))}")
+    return str(value)
+
+
 def _value(method: str, key: str, value: Any, known: dict[str, Any]) -> Any:
     """Read a value as the type that the default of its key has."""
     if key not in known:
@@ -142,8 +229,8 @@ def _value(method: str, key: str, value: Any, known: dict[str, Any]) -> Any:
         raise SpecError(f"unknown parameter {key!r} of {method}{nearest(key, known)}; it takes: {allowed}")
     kind = type(known[key])
     assert known[key] is not MISSING
-    if key == "dense" and value not in DENSE:
-        raise SpecError(f"dense={value!r} is not allowed: dense must be {' or '.join(map(repr, DENSE))}")
+    if key in _WORDS:
+        return _word(key, value)
     if isinstance(value, str) and kind is bool:
         value = _SWITCH.get(value.lower(), value)
     try:

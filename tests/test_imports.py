@@ -19,16 +19,21 @@ LAYERS = [
     ["bucket"],
     ["collectives"],
     ["ops", "group"],
+    ["packing"],
+    ["lowering"],
     ["methods.base"],
-    ["methods.cast", "methods.topk", "methods.randomk", "methods.int8", "methods.powersgd"],
+    ["methods.sparse", "methods.quantised", "methods.lowrank", "methods.lanes", "methods.rotation"],
+    ["methods.cast", "methods.topk", "methods.qsgd"],
     ["methods"],
     ["memory", "measure"],
     ["policy"],
     ["spec"],
     ["merging", "state", "stats"],
     ["local", "agreement", "face"],
-    ["torch", "tensorflow"],
-    ["keras"],
+    ["torch", "tensorflow", "mpi"],
+    ["keras", "bench"],
+    ["cli"],
+    ["__main__"],
 ]
 """From the bottom up: a module may import from its own entry and from the rows below. The package itself is on top."""
 
@@ -73,13 +78,15 @@ def test_imports_go_downward(module: str) -> None:
 
 @pytest.mark.parametrize("module", sorted(modules()))
 def test_only_adapters_know_a_framework(module: str) -> None:
-    allowed = {"torch", "tensorflow", "keras", "ops.torch", "ops.tensorflow"}
+    allowed = {"torch", "tensorflow", "keras", "mpi", "ops.torch", "ops.tensorflow", "bench.digits"}
     tops = {name.partition(".")[0] for name in imported(modules()[module])}
     if not any(module == entry or module.startswith(entry + ".") for entry in allowed):
         assert not tops & set(FRAMEWORKS)
 
 
-@pytest.mark.parametrize("module", sorted(m for m in modules() if m.split(".")[0] in ("torch", "tensorflow", "keras")))
+@pytest.mark.parametrize(
+    "module", sorted(m for m in modules() if m.split(".")[0] in ("torch", "tensorflow", "keras", "mpi"))
+)
 def test_adapters_know_no_method(module: str) -> None:
     """The maths of a method stands in its module alone: adapters see methods through their interface."""
     known = {name for name in imported(modules()[module]) if name.startswith("hvd_compress.methods.")}
@@ -103,7 +110,8 @@ def test_the_test_above_can_fail() -> None:
 
 
 @pytest.mark.parametrize(
-    ("adapter", "framework"), [("torch", "torch"), ("tensorflow", "tensorflow"), ("keras", "tensorflow")]
+    ("adapter", "framework"),
+    [("torch", "torch"), ("tensorflow", "tensorflow"), ("keras", "tensorflow"), ("mpi", "mpi4py")],
 )
 def test_a_missing_framework_is_named_with_its_cure(adapter: str, framework: str) -> None:
     code = f"""
@@ -116,7 +124,8 @@ except hvd_compress.CompressionError as error:
     print(error)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert f"pip install 'hvd-compress[{framework}]'" in result.stdout
+    extra = "mpi" if adapter == "mpi" else framework
+    assert f"pip install 'hvd-compress[{extra}]'" in result.stdout
 
 
 def test_public_names() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 import hvd_compress
+from hvd_compress.face import Catalogue
 from hvd_compress.methods import REGISTRY
-from hvd_compress.spec import OPTIONS
+from hvd_compress.spec import MEMORY, OPTIONS
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text()
 
@@ -26,9 +27,14 @@ def test_the_simulator_gives_what_stands_beside_it() -> None:
 
 def test_all_methods_and_options_are_listed() -> None:
     for name in REGISTRY:
-        assert f"| `{name}" in README
-    for option in (*OPTIONS, "feedback", "merge"):
-        assert f"`{option}`" in README
+        assert re.search(rf"^\|.*`{name}[`(]", README, re.MULTILINE), name
+    for option in (*OPTIONS, *MEMORY, "feedback", "merge", "twoway"):
+        assert re.search(rf"`{option}[`=]", README), option
+
+
+def test_methods_by_name_and_step_can_be_made() -> None:
+    (block,) = (b for b in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "by_name" in b)
+    exec(block, {"Compression": Catalogue(lambda method, merge: method)})
 
 
 def test_specs_parse() -> None:

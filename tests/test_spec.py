@@ -76,7 +76,7 @@ def test_warmup_is_that_of_the_dgc_paper() -> None:
         ("topk:ratio=0.1,ratio=0.2", "ratio stands twice"),
         ("topk:name=3", "unknown parameter 'name' of topk"),
         ("topk:values=fp8", "values='fp8' is not allowed: values must be 'fp32' or 'fp16'"),
-        ("topk:feedback=maybe", "feedback='maybe' is not allowed: feedback must be on or off"),
+        ("topk:feedback=maybe", "feedback='maybe' is not allowed: feedback must be 'on' or 'off' or 'ef21'"),
         ("topk:dense=int8", "dense='int8' is not allowed: dense must be 'none' or 'fp16'"),
         ("topk:min_size=-1", "min_size=-1 is not allowed"),
         ("topk:min_size=1.5", "min_size='1.5' is not allowed: min_size must be a whole number"),

@@ -23,6 +23,8 @@ from hvd_compress.keras import Compression
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--compression", default="topk:ratio=0.01", metavar="SPEC", help="default: %(default)s")
+parser.add_argument("--lr", default=0.1, type=float, help="learning rate; default: %(default)s")
+parser.add_argument("--momentum", default=0.8, type=float, help="of SGD; default: %(default)s")
 parser.add_argument("--epochs", default=10, type=int, help="default: %(default)s")
 parser.add_argument("--report", metavar="FILE", help="also append what is printed to this file, as lines of JSON")
 args = parser.parse_args()
@@ -61,7 +63,8 @@ model = keras.Sequential(
 
 # All that compression needs: this object, and to hand it to Horovod's optimizer.
 compression = Compression.parse(args.compression)
-optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(learning_rate=0.1, momentum=0.8), compression=compression)
+optimizer = keras.optimizers.SGD(learning_rate=args.lr, momentum=args.momentum)
+optimizer = hvd.DistributedOptimizer(optimizer, compression=compression)
 model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
 
 begins: list[float] = []

@@ -23,6 +23,8 @@ from hvd_compress.torch import Compression
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--compression", default="topk:ratio=0.01", metavar="SPEC", help="default: %(default)s")
+parser.add_argument("--lr", default=0.1, type=float, help="learning rate; default: %(default)s")
+parser.add_argument("--momentum", default=0.8, type=float, help="of SGD; default: %(default)s")
 parser.add_argument("--epochs", default=10, type=int, help="default: %(default)s")
 parser.add_argument("--report", metavar="FILE", help="also append what is printed to this file, as lines of JSON")
 args = parser.parse_args()
@@ -62,7 +64,7 @@ hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
 # All that compression needs: this object, and to hand it to Horovod's optimizer.
 compression = Compression.parse(args.compression)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.8)
+optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum)
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters(), compression=compression)
 
 cross_entropy = nn.CrossEntropyLoss()

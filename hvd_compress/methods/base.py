@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hvd_compress.bucket import Bucket, Shape
-from hvd_compress.collectives import Array, Exchanging, State, World
+from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, State, World
 from hvd_compress.errors import SpecError
 from hvd_compress.ops import Ops
 
@@ -20,6 +22,7 @@ class Method(ABC):
         collective: The collectives of one step, for the catalogue.
         keeps: What the state holds between steps, for the catalogue.
         feedback: Whether error feedback is on where the spec does not say.
+        memory: Options of the memory, and what they are where the spec does not say.
         linear: The exchange is one sum-allreduce of a linear, stateless image of the gradient. Horovod may then scale
             that sum itself, so the payload can travel as the gradient's own allreduce.
     """
@@ -29,12 +32,18 @@ class Method(ABC):
     collective: ClassVar[str] = ""
     keeps: ClassVar[str] = "nothing"
     feedback: ClassVar[bool] = False
+    memory: ClassVar[Mapping[str, Any]] = {}
     linear: ClassVar[bool] = False
 
     @property
     def can_retain(self) -> bool:
         """Whether error feedback is possible: there is a `retain`, and no more is sent than there was."""
         return type(self).retain is not Method.retain
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether it has momentum, so that the optimizer must have none."""
+        return False
 
     @property
     def core(self) -> Method:
@@ -51,9 +60,9 @@ class Method(ABC):
         del name, shape
         return self
 
-    def init(self, ops: Ops, bucket: Bucket) -> State:
-        """Make the state before the first step; equal on all ranks."""
-        del ops, bucket
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> State:
+        """Make the state before the first step of ``size`` ranks; equal on all of them."""
+        del ops, bucket, size
         return ()
 
     @abstractmethod
@@ -75,6 +84,11 @@ class Method(ABC):
             The sum, what this rank sent, and the next state.
         """
 
+    def dense(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
+        """Sum ``x``, and all that is kept, without compression; as `exchange` in all else."""
+        total = yield AllReduce(x)
+        return Exchange(total, None, state)
+
     def retain(self, ops: Ops, corrected: Array, sent: Any) -> Array:
         """Turn what should have been sent into what was not: ``corrected - decode(sent)``.
 
@@ -87,6 +101,37 @@ class Method(ABC):
             The residual, shape and dtype of ``corrected``.
         """
         raise NotImplementedError(f"{type(self).__name__} has no retain")
+
+    def forget(self, ops: Ops, memory: Array, sent: Any) -> Array:
+        """Zero another memory of the gradient where this was sent (DGC's momentum factor masking).
+
+        Methods that send something of every coordinate leave it alone.
+
+        Args:
+            ops: The primitives of the framework at work.
+            memory: The shape and dtype of the gradient. May be overwritten.
+            sent: From the `Exchange`.
+        """
+        del ops, sent
+        return memory
+
+
+@dataclass(frozen=True)
+class Wrapper(Method):
+    """A method around another one.
+
+    Args:
+        inner: The method inside.
+    """
+
+    inner: Method
+
+    @property
+    def has_momentum(self) -> bool:
+        return self.inner.has_momentum
+
+    def compresses(self, shape: Shape) -> bool:
+        return self.inner.compresses(shape)
 
 
 def check_range(name: str, value: float | str, allowed: str, ok: bool) -> None:

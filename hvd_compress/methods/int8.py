@@ -9,6 +9,7 @@ from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, World
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.methods.base import Method, check_range
+from hvd_compress.methods.lanes import pack_lanes, unpack_lanes
 from hvd_compress.ops import Ops
 
 
@@ -32,9 +33,7 @@ class Int8(Method):
         y_i = floor(L g_i / m + u_i),  |y_i| <= L = floor((2^(bits-1) - 1) / n)
         total = (m / L) sum_i y_i                   (allreduce SUM)
 
-    Stochastic rounding makes it unbiased. Horovod sums no int8 on all its paths, so 32/bits lanes travel in one int32,
-    as the digits of ``v = sum_l y_l 2^(bits l)``. It cannot wrap: each lane's sum stays within ``+-(2^(bits-1) - 1)``,
-    so ``|sum_i v_i| <= (2^(bits-1) - 1) (2^32 - 1) / (2^bits - 1) < 2^31``, and balanced digits are unique.
+    Stochastic rounding makes it unbiased. The integers travel in lanes of an int32; see `hvd_compress.methods.lanes`.
 
     Args:
         bits: 8 or 16 bits per lane. 8 bits allow up to 127 ranks, 16 bits up to 32767.
@@ -56,7 +55,7 @@ class Int8(Method):
         check_range("block", self.block, "a multiple of 4, at least 4", self.block >= 4 and self.block % 4 == 0)
         check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
 
-    def init(self, ops: Ops, bucket: Bucket) -> Int8State:
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> Int8State:
         return Int8State(step=0)
 
     def levels(self, ranks: int) -> int:
@@ -80,27 +79,11 @@ class Int8(Method):
         noise = ops.cast(ops.reshape(ops.uniform(seed, blocks * self.block), (blocks, self.block)), bucket.dtype)
         y = ops.floor(x / ops.where(peak > 0, peak, 1.0) * levels + noise)
         y = ops.cast(ops.clip(y, -levels, levels), "int32")
-        summed = yield AllReduce(self._pack(ops, y))
+        summed = yield AllReduce(pack_lanes(ops, y, self.bits))
 
-        sent, total = (self._decode(ops, v, peak, levels, bucket) for v in (y, self._unpack(ops, summed)))
+        lanes = unpack_lanes(ops, summed, self.bits, blocks * self.block)
+        sent, total = (self._decode(ops, v, peak, levels, bucket) for v in (y, lanes))
         return Exchange(total, sent, Int8State(state.step + 1))
-
-    def _pack(self, ops: Ops, y: Array) -> Array:
-        """Put element i and the elements a whole number of ``n / lanes`` further on into one int32."""
-        lanes = ops.reshape(y, (32 // self.bits, -1))
-        packed = lanes[0]
-        for lane in range(1, 32 // self.bits):
-            packed = packed + lanes[lane] * 2 ** (self.bits * lane)
-        return packed
-
-    def _unpack(self, ops: Ops, packed: Array) -> Array:
-        """Undo `_pack`: balanced digits, lowest first."""
-        base, lanes = 2**self.bits, []
-        for _ in range(32 // self.bits):
-            lane = (packed + base // 2) % base - base // 2
-            lanes.append(lane)
-            packed = (packed - lane) // base
-        return ops.concat(lanes)
 
     def _decode(self, ops: Ops, y: Array, peak: Array, levels: int, bucket: Bucket) -> Array:
         y = ops.cast(ops.reshape(y, (-1, self.block)), bucket.dtype)

@@ -59,7 +59,7 @@ class RandomK(Method):
     def can_retain(self) -> bool:
         return not self.unbiased  # scaled values overshoot, so a residual would grow from step to step
 
-    def init(self, ops: Ops, bucket: Bucket) -> RandomKState:
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> RandomKState:
         return RandomKState(step=0)
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: RandomKState, world: World) -> Exchanging:
@@ -78,3 +78,6 @@ class RandomK(Method):
 
     def retain(self, ops: Ops, corrected: Array, sent: Array) -> Array:
         return ops.put(corrected, sent, 0.0)
+
+    def forget(self, ops: Ops, memory: Array, sent: Array) -> Array:
+        return ops.put(memory, sent, 0.0)

@@ -9,7 +9,7 @@ Dtypes are given by name (``"float32"``). Where a function takes or gives *indic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -50,6 +50,18 @@ class Ops(Protocol):
     def pad(self, x: Array, n: int) -> Array:
         """Lengthen a one-dimensional array to ``n`` elements with zeros."""
 
+    def abs(self, x: Array) -> Array:
+        """Magnitudes."""
+
+    def sqrt(self, x: Array) -> Array:
+        """Square roots."""
+
+    def log(self, x: Array) -> Array:
+        """Natural logarithms."""
+
+    def lgamma(self, x: Array) -> Array:
+        """Logarithm of the gamma function, of positive numbers."""
+
     def floor(self, x: Array) -> Array:
         """The next integer below, dtype kept."""
 
@@ -58,6 +70,9 @@ class Ops(Protocol):
 
     def where(self, condition: Array, a: Array, b: Array) -> Array:
         """``a`` where the condition holds, else ``b``; broadcasts."""
+
+    def sum(self, x: Array) -> Array:
+        """Sum along the last axis."""
 
     def absmax(self, x: Array) -> Array:
         """Largest magnitude along the last axis."""
@@ -77,20 +92,47 @@ class Ops(Protocol):
     def top_indices(self, x: Array, k: int) -> Array:
         """Ascending indices of the ``k`` largest magnitudes; of equal ones the lower index wins."""
 
+    def kth_magnitude(self, x: Array, k: int) -> Array:
+        """The k-th largest magnitude, a scalar; k counts from 1."""
+
+    def nonzero(self, condition: Array) -> Array:
+        """Ascending indices at which a one-dimensional condition holds; how many is known only when it is run."""
+
+    def size(self, x: Array) -> Array:
+        """Length of a one-dimensional array: an int64 scalar."""
+
+    def length(self, x: Array) -> Any:
+        """The one element of an integer array, as a length for `from_bytes` and slices."""
+
+    def histogram(self, x: Array, n: int) -> Array:
+        """How often each of ``0 .. n-1`` stands in an array of indices: int32."""
+
+    def repeat(self, x: Array, counts: Array) -> Array:
+        """Each element as often as its count says."""
+
     def take(self, x: Array, indices: Array) -> Array:
-        """The elements at these places."""
+        """The elements (of an array with two axes: the rows) at these places."""
 
     def put(self, x: Array, indices: Array, values: Array) -> Array:
-        """``x`` with these elements replaced; may overwrite ``x``. Indices must differ."""
+        """``x`` with these elements or rows replaced; may overwrite ``x``. Indices must differ."""
 
     def add_at(self, x: Array, indices: Array, values: Array) -> Array:
         """``x`` with these values added; may overwrite ``x``. Indices must differ."""
 
+    def bitcast(self, x: Array, dtype: str) -> Array:
+        """The same bits read as another dtype of equal width."""
+
+    def to_bfloat16(self, x: Array) -> Array:
+        """The nearest bfloat16 of float32 numbers, as the uint16 with its bits."""
+
+    def from_bfloat16(self, x: Array) -> Array:
+        """Undo `to_bfloat16`: float32."""
+
     def to_bytes(self, *parts: Array) -> Array:
         """The bytes of one-dimensional arrays, one after another, little-endian: uint8."""
 
-    def from_bytes(self, data: Array, *parts: tuple[str, int]) -> list[Array]:
-        """Undo `to_bytes`, given the dtype and the length of each part."""
+    def from_bytes(self, data: Array, *parts: tuple[str, Any]) -> list[Array]:
+        """Undo `to_bytes`, given the dtype and the length of each part; lengths may be scalars of the graph."""
 
     def seed(self, *parts: Any) -> Any:
         """Mix ints and integer scalars into one 32-bit seed."""
@@ -103,6 +145,12 @@ class Ops(Protocol):
 
     def stage(self, step: Any, boundaries: Sequence[int]) -> Any:
         """How many of the boundaries ``step`` has reached."""
+
+    def choose(self, condition: Any, yes: Callable[[], Array], no: Callable[[], Array]) -> Array:
+        """What one of two functions gives, by a scalar condition; both give the same dtype and number of axes."""
+
+    def on_host(self, function: Callable[..., Any], dtype: str, shape: Shape, *arrays: Array) -> Array:
+        """What a function of numpy arrays gives: an array of this dtype and shape."""
 
 
 MIX = (0x7FEB352D, 0x846CA68B)

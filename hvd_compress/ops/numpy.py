@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,20 @@ class NumpyOps:
     def pad(self, x: Arr, n: int) -> Arr:
         return np.pad(x, (0, n - x.size))
 
+    def abs(self, x: Arr) -> Arr:
+        return np.abs(x)
+
+    def sqrt(self, x: Arr) -> Arr:
+        root: Arr = np.sqrt(x)
+        return root
+
+    def log(self, x: Arr) -> Arr:
+        logarithm: Arr = np.log(x)
+        return logarithm
+
+    def lgamma(self, x: Arr) -> Arr:
+        return np.asarray(np.vectorize(math.lgamma, otypes=[x.dtype])(x))
+
     def floor(self, x: Arr) -> Arr:
         return np.floor(x)
 
@@ -55,6 +70,9 @@ class NumpyOps:
 
     def where(self, condition: Arr, a: Any, b: Any) -> Arr:
         return np.where(condition, a, b)
+
+    def sum(self, x: Arr) -> Arr:
+        return np.asarray(np.sum(x, axis=-1))
 
     def absmax(self, x: Arr) -> Arr:
         peak: Arr = np.max(np.abs(x), axis=-1)
@@ -77,6 +95,24 @@ class NumpyOps:
     def top_indices(self, x: Arr, k: int) -> Arr:
         return np.sort(np.argsort(-np.abs(x), kind="stable")[:k])
 
+    def kth_magnitude(self, x: Arr, k: int) -> Arr:
+        return np.asarray(-np.partition(-np.abs(x), k - 1)[k - 1])
+
+    def nonzero(self, condition: Arr) -> Arr:
+        return np.flatnonzero(condition)
+
+    def size(self, x: Arr) -> Arr:
+        return np.asarray(x.size)
+
+    def length(self, x: Arr) -> int:
+        return int(x[0])
+
+    def histogram(self, x: Arr, n: int) -> Arr:
+        return np.bincount(x, minlength=n).astype(np.int32)
+
+    def repeat(self, x: Arr, counts: Arr) -> Arr:
+        return np.repeat(x, counts)
+
     def take(self, x: Arr, indices: Arr) -> Arr:
         return x[indices]
 
@@ -88,10 +124,21 @@ class NumpyOps:
         x[indices] += values
         return x
 
+    def bitcast(self, x: Arr, dtype: str) -> Arr:
+        return x.view(dtype)
+
+    def to_bfloat16(self, x: Arr) -> Arr:
+        bits = x.view(np.uint32)
+        odd = bits >> np.uint32(16) & np.uint32(1)
+        return (bits + np.uint32(0x7FFF) + odd >> np.uint32(16)).astype(np.uint16)  # half-way to even
+
+    def from_bfloat16(self, x: Arr) -> Arr:
+        return (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
     def to_bytes(self, *parts: Arr) -> Arr:
         return np.concatenate([np.ascontiguousarray(part).view(np.uint8) for part in parts])
 
-    def from_bytes(self, data: Arr, *parts: tuple[str, int]) -> list[Arr]:
+    def from_bytes(self, data: Arr, *parts: tuple[str, Any]) -> list[Arr]:
         widths = [np.dtype(dtype).itemsize * count for dtype, count in parts]
         pieces = self.split(data, widths)
         return [piece.copy().view(dtype) for piece, (dtype, _) in zip(pieces, parts, strict=True)]
@@ -117,3 +164,9 @@ class NumpyOps:
 
     def stage(self, step: Any, boundaries: Sequence[int]) -> int:
         return sum(int(step) >= boundary for boundary in boundaries)
+
+    def choose(self, condition: Any, yes: Callable[[], Arr], no: Callable[[], Arr]) -> Arr:
+        return yes() if condition else no()
+
+    def on_host(self, function: Callable[..., Any], dtype: str, shape: Shape, *arrays: Arr) -> Arr:
+        return np.asarray(function(*arrays), dtype).reshape(shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -47,6 +47,18 @@ class TensorFlowOps:
     def pad(self, x: Tensor, n: int) -> Tensor:
         return tf.pad(x, [[0, n - x.shape[0]]])
 
+    def abs(self, x: Tensor) -> Tensor:
+        return tf.abs(x)
+
+    def sqrt(self, x: Tensor) -> Tensor:
+        return tf.sqrt(x)
+
+    def log(self, x: Tensor) -> Tensor:
+        return tf.math.log(x)
+
+    def lgamma(self, x: Tensor) -> Tensor:
+        return tf.math.lgamma(x)
+
     def floor(self, x: Tensor) -> Tensor:
         return tf.floor(x)
 
@@ -55,6 +67,9 @@ class TensorFlowOps:
 
     def where(self, condition: Tensor, a: Any, b: Any) -> Tensor:
         return tf.where(condition, a, b)
+
+    def sum(self, x: Tensor) -> Tensor:
+        return tf.reduce_sum(x, axis=-1)
 
     def absmax(self, x: Tensor) -> Tensor:
         return tf.reduce_max(tf.abs(x), axis=-1)
@@ -75,24 +90,52 @@ class TensorFlowOps:
     def top_indices(self, x: Tensor, k: int) -> Tensor:
         return tf.cast(tf.sort(tf.math.top_k(tf.abs(x), k, sorted=False).indices), tf.int64)
 
+    def kth_magnitude(self, x: Tensor, k: int) -> Tensor:
+        return tf.math.top_k(tf.abs(x), k).values[-1]
+
+    def nonzero(self, condition: Tensor) -> Tensor:
+        return tf.where(condition)[:, 0]
+
+    def size(self, x: Tensor) -> Tensor:
+        return tf.size(x, tf.int64)
+
+    def length(self, x: Tensor) -> Tensor:
+        return tf.cast(x[0], tf.int64)
+
+    def histogram(self, x: Tensor, n: int) -> Tensor:
+        return tf.math.unsorted_segment_sum(tf.ones_like(x, tf.int32), x, n)
+
+    def repeat(self, x: Tensor, counts: Tensor) -> Tensor:
+        return tf.repeat(x, counts)
+
     def take(self, x: Tensor, indices: Tensor) -> Tensor:
         return tf.gather(x, indices)
 
     def put(self, x: Tensor, indices: Tensor, values: Any) -> Tensor:
-        values = tf.broadcast_to(tf.cast(values, x.dtype), tf.shape(indices))
+        values = tf.broadcast_to(tf.cast(values, x.dtype), tf.concat([tf.shape(indices), tf.shape(x)[1:]], 0))
         return tf.tensor_scatter_nd_update(x, indices[:, None], values)
 
     def add_at(self, x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
         return tf.tensor_scatter_nd_add(x, indices[:, None], values)
 
+    def bitcast(self, x: Tensor, dtype: str) -> Tensor:
+        return tf.bitcast(x, dtype)
+
+    def to_bfloat16(self, x: Tensor) -> Tensor:
+        return tf.bitcast(tf.cast(x, tf.bfloat16), tf.uint16)
+
+    def from_bfloat16(self, x: Tensor) -> Tensor:
+        return tf.cast(tf.bitcast(x, tf.bfloat16), tf.float32)
+
     def to_bytes(self, *parts: Tensor) -> Tensor:
         return tf.concat([tf.reshape(tf.bitcast(part, tf.uint8), [-1]) for part in parts], 0)
 
-    def from_bytes(self, data: Tensor, *parts: tuple[str, int]) -> list[Tensor]:
-        widths = [np.dtype(dtype).itemsize * count for dtype, count in parts]
+    def from_bytes(self, data: Tensor, *parts: tuple[str, Any]) -> list[Tensor]:
+        widths = [np.dtype(dtype).itemsize for dtype, _ in parts]
+        pieces = tf.split(data, [width * count for width, (_, count) in zip(widths, parts, strict=True)])
         return [
-            tf.bitcast(tf.reshape(piece, [count, -1]) if np.dtype(dtype).itemsize > 1 else piece, dtype)
-            for piece, (dtype, count) in zip(self.split(data, widths), parts, strict=True)
+            tf.bitcast(tf.reshape(piece, [count, width]) if width > 1 else piece, dtype)
+            for piece, width, (dtype, count) in zip(pieces, widths, parts, strict=True)
         ]
 
     def seed(self, *parts: Any) -> Tensor:
@@ -114,6 +157,13 @@ class TensorFlowOps:
 
     def stage(self, step: Any, boundaries: Sequence[int]) -> Tensor:
         return tf.add_n([tf.cast(step >= boundary, tf.int32) for boundary in boundaries])
+
+    def choose(self, condition: Any, yes: Callable[[], Tensor], no: Callable[[], Tensor]) -> Tensor:
+        return tf.cond(tf.convert_to_tensor(condition), yes, no)
+
+    def on_host(self, function: Callable[..., Any], dtype: str, shape: Shape, *arrays: Tensor) -> Tensor:
+        result = tf.numpy_function(lambda *a: np.asarray(function(*a), dtype).reshape(shape), arrays, dtype)
+        return tf.ensure_shape(result, shape)
 
 
 def _mix32(x: Tensor, key: Tensor | None = None) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,18 @@ class TorchOps:
     def pad(self, x: Tensor, n: int) -> Tensor:
         return torch.nn.functional.pad(x, (0, n - x.numel()))
 
+    def abs(self, x: Tensor) -> Tensor:
+        return x.abs()
+
+    def sqrt(self, x: Tensor) -> Tensor:
+        return x.sqrt()
+
+    def log(self, x: Tensor) -> Tensor:
+        return x.log()
+
+    def lgamma(self, x: Tensor) -> Tensor:
+        return x.lgamma()
+
     def floor(self, x: Tensor) -> Tensor:
         return torch.floor(x)
 
@@ -61,6 +73,9 @@ class TorchOps:
 
     def where(self, condition: Tensor, a: Any, b: Any) -> Tensor:
         return torch.where(condition, a, b)
+
+    def sum(self, x: Tensor) -> Tensor:
+        return x.sum(-1)
 
     def absmax(self, x: Tensor) -> Tensor:
         norm: Tensor = torch.linalg.vector_norm(x, ord=torch.inf, dim=-1)
@@ -88,6 +103,24 @@ class TorchOps:
         ties = torch.nonzero(size == least).flatten()  # torch.topk leaves open which of these it takes
         return torch.sort(torch.cat([above, ties[: k - above.numel()]])).values
 
+    def kth_magnitude(self, x: Tensor, k: int) -> Tensor:
+        return torch.topk(x.abs(), k).values[-1]
+
+    def nonzero(self, condition: Tensor) -> Tensor:
+        return torch.nonzero(condition).flatten()
+
+    def size(self, x: Tensor) -> Tensor:
+        return torch.tensor(x.numel(), device=self.device)
+
+    def length(self, x: Tensor) -> int:
+        return int(x[0])
+
+    def histogram(self, x: Tensor, n: int) -> Tensor:
+        return torch.bincount(x, minlength=n).to(torch.int32)
+
+    def repeat(self, x: Tensor, counts: Tensor) -> Tensor:
+        return torch.repeat_interleave(x, counts)
+
     def take(self, x: Tensor, indices: Tensor) -> Tensor:
         return x[indices]
 
@@ -98,10 +131,19 @@ class TorchOps:
     def add_at(self, x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
         return x.index_add_(0, indices, values)
 
+    def bitcast(self, x: Tensor, dtype: str) -> Tensor:
+        return x.view(getattr(torch, dtype))
+
+    def to_bfloat16(self, x: Tensor) -> Tensor:
+        return x.to(torch.bfloat16).view(torch.uint16)
+
+    def from_bfloat16(self, x: Tensor) -> Tensor:
+        return x.view(torch.bfloat16).to(torch.float32)
+
     def to_bytes(self, *parts: Tensor) -> Tensor:
         return torch.cat([part.contiguous().view(torch.uint8) for part in parts])
 
-    def from_bytes(self, data: Tensor, *parts: tuple[str, int]) -> list[Tensor]:
+    def from_bytes(self, data: Tensor, *parts: tuple[str, Any]) -> list[Tensor]:
         dtypes = [getattr(torch, dtype) for dtype, _ in parts]
         widths = [dtype.itemsize * count for dtype, (_, count) in zip(dtypes, parts, strict=True)]
         pieces = self.split(data, widths)
@@ -126,6 +168,13 @@ class TorchOps:
 
     def stage(self, step: Any, boundaries: Sequence[int]) -> int:
         return sum(int(step) >= boundary for boundary in boundaries)
+
+    def choose(self, condition: Any, yes: Callable[[], Tensor], no: Callable[[], Tensor]) -> Tensor:
+        return yes() if condition else no()
+
+    def on_host(self, function: Callable[..., Any], dtype: str, shape: Shape, *arrays: Tensor) -> Tensor:
+        result = np.asarray(function(*(array.cpu().numpy() for array in arrays)), dtype)
+        return torch.from_numpy(result.reshape(shape)).to(self.device)
 
 
 def _signed(x: int) -> int:

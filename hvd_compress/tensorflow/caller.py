@@ -30,6 +30,7 @@ class Call(NamedTuple):
         process_set: The ranks that Horovod reduces over.
         op: Horovod's reduction.
         graph: Where the gradients are reduced: the graph around the branch that is being traced; None in eager mode.
+        optimizer: Whose gradients they are; None in a tape.
     """
 
     source: Any
@@ -38,6 +39,7 @@ class Call(NamedTuple):
     process_set: Any
     op: int
     graph: Any
+    optimizer: Any
 
 
 def find() -> Call | None:
@@ -55,7 +57,17 @@ def find() -> Call | None:
         reducing["process_set"],
         reducing["op"],
         None if tf.executing_eagerly() else tf.compat.v1.get_default_graph().outer_graph,
+        _optimizer(all_frame),
     )
+
+
+def momentum(optimizer: Any) -> float:
+    """The momentum of an optimizer (of Adam and its kin, the first beta); 0 for none."""
+    if optimizer is None:
+        return 0.0
+    with tf.init_scope():  # a legacy optimizer keeps it in a variable
+        config = optimizer.get_config()
+    return float(config.get("momentum", config.get("beta_1", 0.0)))
 
 
 def checked(call: Call | None) -> Call:
@@ -76,6 +88,14 @@ def checked(call: Call | None) -> Call:
             " angle, which a compressed sum cannot tell; use op=hvd.Average, or Compression.fp16 with Adasum"
         )
     return call
+
+
+def _optimizer(frame: FrameType | None) -> Any:
+    """The Keras optimizer, new or legacy, in whose method a frame was called."""
+    kinds = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
+    while frame is not None and not isinstance(frame.f_locals.get("self"), kinds):
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals["self"]
 
 
 def _frame(frame: FrameType | None, names: set[str], variables: set[str]) -> FrameType | None:

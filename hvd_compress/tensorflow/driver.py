@@ -51,18 +51,20 @@ def drive(exchanging: Exchanging, name: str, group: Group) -> tuple[Exchange, Te
             sent += more
         else:
             reply = perform(message, where, group)
-            sent += message.array.shape.num_elements() * message.array.dtype.size
+            sent += tf.size(message.array, tf.int64) * message.array.dtype.size
         number += 1
 
 
 def _branch(message: Branch, name: str, group: Group) -> tuple[Exchange, Tensor]:
-    def build(number: int, start: Callable[[], Exchanging]) -> tuple[Tensor, Any, Tensor]:
+    def build(number: int, start: Callable[[], Exchanging]) -> tuple[Any, Tensor]:
         exchange, sent = drive(start(), f"{name}.{number}", group)
-        return exchange.total, tf.nest.map_structure(tf.convert_to_tensor, exchange.state), sent
+        if exchange.sent is None:
+            exchange = exchange._replace(sent=())  # None cannot leave a branch
+        return tf.nest.map_structure(tf.convert_to_tensor, exchange), sent
 
     branches = [lambda n=n, start=start: build(n, start) for n, start in enumerate(message.branches)]
-    total, state, sent = tf.switch_case(message.index, branches)
-    return Exchange(total, None, state), sent
+    exchange, sent = tf.switch_case(message.index, branches)
+    return exchange, sent
 
 
 def perform(message: Collective, name: str, group: Group) -> Tensor:
@@ -82,7 +84,8 @@ def perform(message: Collective, name: str, group: Group) -> Tensor:
         op = hvd.Max if message.op == "max" else hvd.Sum
         return hvd.mpi_ops._allreduce(array, op=op, **where)
     if isinstance(message, AllGather):
-        return tf.reshape(hvd.allgather(array, **where), [group.world.size, array.shape[0]])
+        gathered = hvd.allgather(array, **where)
+        return gathered if message.ragged else tf.reshape(gathered, [group.world.size, array.shape[0]])
     if isinstance(message, AllToAll):
         splits = tf.fill([group.world.size], array.shape[1])
         received, _ = hvd.alltoall(tf.reshape(array, [-1]), splits, **where)

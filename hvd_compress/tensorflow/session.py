@@ -13,6 +13,7 @@ from hvd_compress import agreement
 from hvd_compress.collectives import AllReduce, State
 from hvd_compress.errors import StateError
 from hvd_compress.group import Group
+from hvd_compress.lowering import lower
 from hvd_compress.merging import Gradient, Merge, Planned, gradient, plan
 from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
@@ -89,12 +90,15 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         for planned in self._plan.value:
             self.slots[planned.bucket.key] = {
                 path: tf.Variable(leaf, trainable=False, name=path, dtype=_variable_dtype(leaf))
-                for path, leaf in flatten(_initial(planned)).items()
+                for path, leaf in flatten(self._initial(planned)).items()
             }
+
+    def _initial(self, planned: Planned) -> State:
+        return planned.method.init(NumpyOps(), planned.bucket, self._group.world.size)
 
     def states(self) -> list[State]:
         """The states of all buckets, as they are now; their leaves are variables."""
-        return [unflatten(_initial(planned), self.slots[planned.bucket.key]) for planned in self._plan.value]
+        return [unflatten(self._initial(planned), self.slots[planned.bucket.key]) for planned in self._plan.value]
 
     def build(self, gradients: list[Tensor]) -> Ready:
         """Build the exchange of one step into the current graph.
@@ -128,8 +132,9 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         """Build the exchange of one bucket; gives the totals, the changes of state, and the payload bytes."""
         bucket, ops, variables = planned.bucket, TensorFlowOps(), self.slots[planned.bucket.key]
         x = tf.concat([tf.reshape(tf.cast(part, bucket.dtype), [-1]) for part in parts], 0)
-        state = unflatten(_initial(planned), {path: variable.read_value() for path, variable in variables.items()})
+        state = unflatten(self._initial(planned), {path: variable.read_value() for path, variable in variables.items()})
         exchanging = planned.method.exchange(ops, bucket, tf.ensure_shape(x, [bucket.numel]), state, self._group.world)
+        exchanging = lower(exchanging, ops, self._group.world)
         exchange, sent = drive(exchanging, f"{self._prefix}.{bucket.key}", self._group)
         pieces = zip(ops.split(exchange.total, bucket.sizes), bucket.shapes, strict=True)
         changes = [(variables[path], leaf) for path, leaf in flatten(exchange.state).items()]
@@ -148,10 +153,6 @@ def describe(tensor: Any, variable: Any) -> Gradient:
     """
     name = re.sub(r"_\d+(?=[/:]|$)", "", variable.name)
     return gradient(name, tuple(variable.shape), tensor.dtype.name)
-
-
-def _initial(planned: Planned) -> State:
-    return planned.method.init(NumpyOps(), planned.bucket)
 
 
 def _variable_dtype(leaf: Any) -> Any:

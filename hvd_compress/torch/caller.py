@@ -69,6 +69,12 @@ def parameters(optimizer: Any) -> list[tuple[str, Tensor]]:
     return [(names[p], p) for p in members if p in optimizer._requires_update]
 
 
+def momentum(optimizer: Any) -> float:
+    """The largest momentum of the optimizer's parameter groups (of Adam and its kin, the first beta)."""
+    groups = optimizer.param_groups
+    return max((float(group.get("momentum") or group.get("betas", (0,))[0]) for group in groups), default=0.0)
+
+
 def process_set(optimizer: Any) -> Any:
     """The ranks that the optimizer reduces over."""
     return optimizer.process_set

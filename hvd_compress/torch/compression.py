@@ -9,6 +9,7 @@ from typing import Any
 from horovod.torch.compression import Compressor
 from torch import Tensor
 
+from hvd_compress import agreement
 from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllReduce, World
 from hvd_compress.errors import StateError
@@ -102,6 +103,7 @@ class TorchCompressor(Compressor):  # type: ignore[misc]  # Horovod is not typed
         raise AssertionError(f"{self.method!r} is linear but has a second round")
 
     def _begin(self, optimizer: Any) -> Session:
+        agreement.refuse_momentum(self.method, caller.momentum(optimizer))
         group = Group.of(caller.process_set(optimizer))
         session = Session(self.method, self.merge, caller.parameters(optimizer), group, self._meter)
         if session.label in self._saved:

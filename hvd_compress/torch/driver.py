@@ -53,7 +53,8 @@ def launch(message: Collective, name: str, group: Group) -> Pending:
         start = hvd.allreduce_async_ if message.donate else hvd.allreduce_async
         return Pending(start(array, op=op, **where), lambda reply: reply)
     if isinstance(message, AllGather):
-        return Pending(hvd.allgather_async(array, **where), lambda reply: reply.view(group.world.size, -1))
+        rows = (-1,) if message.ragged else (group.world.size, -1)
+        return Pending(hvd.allgather_async(array, **where), lambda reply: reply.view(rows))
     if isinstance(message, AllToAll):
         splits = torch.full((group.world.size,), array[0].numel(), dtype=torch.int32, device="cpu")
         handle = hvd.alltoall_async(array.flatten(), splits, **where)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hvd_compress.collectives import Collective, Exchange, State, take_branches
 from hvd_compress.group import Group
+from hvd_compress.lowering import lower
 from hvd_compress.merging import Planned
 from hvd_compress.ops.torch import TorchOps
 from hvd_compress.stats import Meter
@@ -33,7 +34,7 @@ class Slot:
     def __init__(self, planned: Planned, device: torch.device, prefix: str, group: Group, meter: Meter) -> None:
         self.bucket, self.method = planned.bucket, planned.method
         self.ops = TorchOps(device)
-        self.state: State = self.method.init(self.ops, self.bucket)
+        self.state: State = self.method.init(self.ops, self.bucket, group.world.size)
         self._prefix = f"{prefix}.{self.bucket.key}"
         self._group = group
         self._meter = meter
@@ -87,9 +88,8 @@ class Slot:
             self._buffer = self.ops.zeros((self.bucket.numel,), self.bucket.dtype)
         for position in self._missing:
             self._buffer[self._spans[position]].zero_()
-        self._running = take_branches(
-            self.method.exchange(self.ops, self.bucket, self._buffer, self.state, self._group.world)
-        )
+        exchanging = self.method.exchange(self.ops, self.bucket, self._buffer, self.state, self._group.world)
+        self._running = take_branches(lower(exchanging, self.ops, self._group.world))
         self._buffer = None
         self._advance(None)
 

@@ -12,6 +12,7 @@ from hvd_compress.collectives import AllReduce, World
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.local import lockstep
 from hvd_compress.methods.int8 import Int8
+from hvd_compress.methods.lanes import pack_lanes, unpack_lanes
 
 NUMPY = ops_of("numpy")
 
@@ -24,11 +25,13 @@ def test_extreme_sums_never_wrap(bits: int, ranks: int) -> None:
     levels, lanes = method.levels(ranks), 32 // bits
     signs = np.array(np.meshgrid(*[[-1, 0, 1]] * lanes)).reshape(lanes, -1).astype(np.int32)
     y = signs * levels
-    packed = method._pack(NUMPY, y)
+    packed = pack_lanes(NUMPY, y, bits)
     assert packed.dtype == np.int32
     true = packed.astype(np.int64) * ranks
     assert np.abs(true).max() < 2**31
-    np.testing.assert_array_equal(method._unpack(NUMPY, true.astype(np.int32)).reshape(lanes, -1), y * ranks)
+    np.testing.assert_array_equal(
+        unpack_lanes(NUMPY, true.astype(np.int32), bits, y.size).reshape(lanes, -1), y * ranks
+    )
 
 
 @given(st.sampled_from([8, 16]), st.integers(1, 127), st.data())
@@ -37,8 +40,8 @@ def test_sums_of_any_digits_come_back(bits: int, ranks: int, data: st.DataObject
     levels, lanes = method.levels(ranks), 32 // bits
     digits = st.lists(st.integers(-levels, levels), min_size=lanes, max_size=lanes)
     ys = np.array([data.draw(digits) for _ in range(min(ranks, 5))], np.int32)
-    packed = sum((method._pack(NUMPY, y[:, None]) for y in ys), np.zeros(1, np.int32))
-    np.testing.assert_array_equal(method._unpack(NUMPY, packed), ys.sum(0))
+    packed = sum((pack_lanes(NUMPY, y[:, None], bits) for y in ys), np.zeros(1, np.int32))
+    np.testing.assert_array_equal(unpack_lanes(NUMPY, packed, bits, lanes), ys.sum(0))
 
 
 @pytest.mark.parametrize("ranks", range(1, 128))
@@ -56,7 +59,7 @@ def test_too_many_ranks_are_refused_with_the_cure() -> None:
 def test_only_int32_and_scales_travel(framework: str) -> None:
     ops, bucket, method = ops_of(framework), bucket_of((1000,)), Int8(block=64)
     (x,) = normal(bucket, 1)
-    exchanging = method.exchange(ops, bucket, ops.constant(x), method.init(ops, bucket), World(0, 2))
+    exchanging = method.exchange(ops, bucket, ops.constant(x), method.init(ops, bucket, 2), World(0, 2))
     scales = next(exchanging)
     assert isinstance(scales, AllReduce) and scales.op == "max" and scales.array.shape == (16,)
     lanes = exchanging.send(scales.array)
@@ -68,7 +71,7 @@ def test_error_is_below_one_level(ranks: int) -> None:
     """Each rank rounds to a neighbouring level, so the sum is off by less than ``n m / L`` in each block."""
     bucket, method = bucket_of((1000,)), Int8(block=50 * 4)
     xs = normal(bucket, ranks)
-    total = lockstep(NUMPY, method, bucket, xs, [method.init(NUMPY, bucket) for _ in xs])[0].total
+    total = lockstep(NUMPY, method, bucket, xs, [method.init(NUMPY, bucket, len(xs)) for _ in xs])[0].total
     peak = np.max(np.abs(xs), axis=0).reshape(5, 200).max(axis=1, keepdims=True)
     bound = np.broadcast_to(ranks * peak / method.levels(ranks), (5, 200)).ravel()
     error = np.abs(total - sum(xs))
@@ -80,12 +83,12 @@ def test_ranks_round_independently() -> None:
     bucket, method, ops = bucket_of((512,)), Int8(), NUMPY
     x = np.full(512, 0.3, np.float32)
     x[0] = 1.0
-    sents = [r.sent for r in lockstep(ops, method, bucket, [x, x], [method.init(ops, bucket)] * 2)]
+    sents = [r.sent for r in lockstep(ops, method, bucket, [x, x], [method.init(ops, bucket, 2)] * 2)]
     assert (sents[0] != sents[1]).mean() > 0.1
 
 
 def test_rounding_never_exceeds_the_largest_level() -> None:
     """Full scale plus noise just below 1 rounds up in float32, about once in 500,000 coordinates."""
     bucket, method = bucket_of((2**21,)), Int8()
-    (result,) = lockstep(NUMPY, method, bucket, [np.ones(2**21, np.float32)], [method.init(NUMPY, bucket)])
+    (result,) = lockstep(NUMPY, method, bucket, [np.ones(2**21, np.float32)], [method.init(NUMPY, bucket, 1)])
     assert (result.total == 1.0).all()

@@ -4,35 +4,80 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from worlds import FRAMEWORKS, bucket_of, leaves, normal, ops_of
+from worlds import FRAMEWORKS, Arr, bucket_of, leaves, normal, ops_of
 
 from hvd_compress import LocalWorld, parse
 from hvd_compress.errors import SpecError
 from hvd_compress.local import lockstep
 from hvd_compress.memory import ErrorFeedback
 from hvd_compress.methods import REGISTRY
-from hvd_compress.methods.base import Method
+from hvd_compress.methods.base import Method, Wrapper
 from hvd_compress.state import flatten, unflatten
 
 SPECS = [
     "none",
     "fp16",
+    "bf16",
     "topk:ratio=0.1",
     "topk:ratio=0.1,values=fp16",
+    "threshold:threshold=1",
+    "dgc:ratio=0.1,sample=0.2",
+    "sidco:ratio=0.1",
+    "gtopk:ratio=0.1",
     "randomk:ratio=0.1",
     "randomk:ratio=0.1,unbiased=on",
+    "blockk:ratio=0.1",
+    "topkc:ratio=0.1,chunk=8",
+    "scalecom:ratio=0.1",
+    "qsgd:block=64",
+    "qsgd:block=64,bits=3,norm=l2",
+    "qsgd:block=64,twoway=on",
+    "terngrad:block=64",
+    "terngrad:block=64,clip=0",
+    "natural",
+    "onebit:block=64",
+    "onebit:block=64,twoway=on",
+    "signsgd",
+    "signsgd:twoway=off",
+    "signum",
+    "efsignsgd:block=64",
+    "efsignsgd:block=64,twoway=on",
     "int8:block=64",
     "int8:bits=16,block=64",
+    "thc:block=64",
+    "thc:rotation=full,clip=0",
+    "thc:rotation=none,block=64",
+    "thc:block=64,levels=table,clip=0",
+    "thc:block=64,overflow=saturate",
+    "loco:block=64",
     "powersgd:rank=2",
+    "powersgd:target_ratio=3,iterations=2",
+    "acpsgd:rank=2",
+    "homomorphic:density=0.3",
 ]
 BUCKET = bucket_of((20, 30), (4, 3, 5, 5), (1,), (7,))
+
+ROUNDED_SUMS = {"fp16", "bf16", "topkc:ratio=0.1,chunk=8"}
+"""Methods that round the sum once more, on the way, where no rank can keep what that takes away."""
+
+SERVERS = {spec for spec in SPECS if "twoway=on" in spec or spec == "loco:block=64"}
+"""Specs in which servers compress the sum, and keep an error of it that is not among the residuals of the ranks."""
+
+CLIPS = {"thc:block=64,overflow=saturate"}
+"""Specs that may clip the sum."""
 
 
 def core(spec: str, feedback: bool = False) -> Method:
     """The bare method of a spec, or the method in error feedback."""
     method = parse(spec).core
-    method = method.inner if isinstance(method, ErrorFeedback) else method
+    method = method.inner if isinstance(method, Wrapper) else method
     return ErrorFeedback(method) if feedback else method
+
+
+RETAINING = [spec for spec in SPECS if core(spec).can_retain]
+
+SHAPES: list[tuple[int, ...]] = [(0,), (), (1,), (7,), (1000,), (30, 40), (4, 3, 3, 3), (1, 1)]
+DTYPES = ["float16", "float32", "float64"]
 
 
 def test_all_methods_are_under_test() -> None:
@@ -40,92 +85,148 @@ def test_all_methods_are_under_test() -> None:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("spec", SPECS)
-def test_ranks_agree_bit_for_bit(spec: str, ranks: int, framework: str) -> None:
-    ops, method = ops_of(framework), core(spec)
-    xs, states = normal(BUCKET, ranks), [method.init(ops, BUCKET) for _ in range(ranks)]
-    for _ in range(2):
-        results = lockstep(ops, method, BUCKET, xs, states)
-        states = [result.state for result in results]
-        totals = [np.asarray(result.total) for result in results]
-        assert totals[0].shape == (BUCKET.numel,) and totals[0].dtype == np.float32
-        for total in totals[1:]:
-            np.testing.assert_array_equal(total, totals[0])
+def test_any_shape_precision_and_number_of_ranks(spec: str, ranks: int, framework: str) -> None:
+    """All ranks get equal bits, of the shape and dtype of the input; each tensor in a bucket of its own.
+
+    TensorFlow takes long for shapes that it has not seen, so there it is so with 2 ranks only, and with others there is
+    one bucket for each precision.
+    """
+    rng = np.random.default_rng(0)
+    grads = {
+        f"{shape} {dtype}": [np.asarray(rng.standard_normal(shape), dtype) for _ in range(ranks)]
+        for shape in SHAPES
+        for dtype in DTYPES
+    }
+    merge: int | str = "layer" if framework != "tensorflow" or ranks == 2 else 1
+    world = LocalWorld(core(spec, feedback=spec in RETAINING), ranks, merge, ops=ops_of(framework))
+    world.step(grads)
+    means = world.step(grads)
+    for name, arrays in grads.items():
+        for mean in means[name]:
+            assert (mean.shape, mean.dtype) == (arrays[0].shape, arrays[0].dtype)
+            assert np.isfinite(mean).all(), name
+            np.testing.assert_array_equal(mean, means[name][0], err_msg=name)
+
+
+def disagreement(spec: str, a: Arr, b: Arr) -> float:
+    """How far apart two frameworks are: the share of elements that differ, or with rotations the relative distance.
+
+    Where a number is about to be rounded, another order of summation may push it to the other side.
+    """
+    if "thc" in spec:
+        return float(np.linalg.norm(a - b) / np.linalg.norm(a)) if a.any() else float(b.any())
+    return float((~np.isclose(a, b, rtol=1e-4, atol=2e-5)).mean()) if a.size else 0.0
 
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 @pytest.mark.parametrize("spec", SPECS)
 def test_frameworks_agree_with_numpy(spec: str, framework: str) -> None:
     """Two steps with error feedback where there is one: same totals and states up to rounding."""
-    method = core(spec, feedback=core(spec).can_retain)
+    method = core(spec, feedback=spec in RETAINING)
     outcomes = []
     for name in ("numpy", framework):
         ops = ops_of(name)
-        states = [method.init(ops, BUCKET) for _ in range(3)]
+        states = [method.init(ops, BUCKET, 3) for _ in range(3)]
         for step in range(2):
             results = lockstep(ops, method, BUCKET, normal(BUCKET, 3, seed=step), states)
             states = [result.state for result in results]
         outcomes.append((np.asarray(results[1].total), leaves(states[1])))
     (total, state), (other_total, other_state) = outcomes
-    np.testing.assert_allclose(total, other_total, rtol=1e-5, atol=2e-5)
+    assert disagreement(spec, total, other_total) < 0.01
     assert state.keys() == other_state.keys()
     for path, leaf in state.items():
-        if path != "inner.q":  # the sign of orthonormal columns is free
-            np.testing.assert_allclose(leaf, other_state[path], rtol=1e-5, atol=2e-5, err_msg=path)
+        if path not in ("inner.q", "inner.p"):  # the sign of orthonormal columns is free
+            assert leaf.dtype == other_state[path].dtype, path
+            assert disagreement(spec, leaf, other_state[path]) < 0.01, path
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if core(spec).can_retain])
+@pytest.mark.parametrize("spec", [spec for spec in RETAINING if spec not in {*SERVERS, *CLIPS, "bf16"}])
 def test_sent_and_residual_make_up_the_gradient(spec: str, framework: str) -> None:
     """With one rank the total is what was sent: total + residual = gradient + residual before."""
     ops, method = ops_of(framework), core(spec, feedback=True)
-    state = method.init(ops, BUCKET)
+    state = method.init(ops, BUCKET, 1)
     for step in range(3):
         (x,) = normal(BUCKET, 1, seed=step)
         before = np.asarray(state.residual).copy()
         (result,) = lockstep(ops, method, BUCKET, [x], [state])
         state = result.state
-        np.testing.assert_allclose(np.asarray(result.total) + np.asarray(state.residual), x + before, atol=2e-6)
+        np.testing.assert_allclose(np.asarray(result.total) + np.asarray(state.residual), x + before, atol=4e-6)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if core(spec).can_retain])
+@pytest.mark.parametrize("spec", [spec for spec in RETAINING if spec not in {*CLIPS, "qsgd:block=64,twoway=on"}])
 def test_residuals_telescope(spec: str) -> None:
-    """Over many steps and ranks: what all got, plus what all kept, is the sum of all gradients."""
-    world = LocalWorld(core(spec, feedback=True), size=3)
+    """Over many steps: what all got, plus what the ranks and the servers kept, is the sum of all gradients."""
+    bucket, method, ops = bucket_of((40, 25), dtype="float64"), core(spec, feedback=True), ops_of("numpy")
+    states = [method.init(ops, bucket, 3) for _ in range(3)]
     rng = np.random.default_rng(0)
-    got, true = np.zeros((40, 25)), np.zeros((40, 25))
+    got, true = np.zeros(1000), np.zeros(1000)
     for _ in range(50):
-        grads = [rng.standard_normal((40, 25)) for _ in range(3)]
-        got += world.step(grads)[0]
-        true += np.mean(grads, axis=0)
-    kept = np.mean([world.residual(rank)[""] for rank in range(3)], axis=0)
-    # fp16 is summed in 16 bits on the way, and what that rounding takes away no rank can know
-    atol = 50 * 4 * 2**-11 if spec == "fp16" else 1e-9
+        xs = [rng.standard_normal(1000) for _ in range(3)]
+        true += sum(xs)
+        results = lockstep(ops, method, bucket, xs, states)
+        states = [result.state for result in results]
+        got += results[0].total
+    kept = sum(state.residual for state in states)
+    if spec in SERVERS and len(states[0].inner.served):
+        kept = kept + np.concatenate([state.inner.served for state in states])[:1000]
+    atol = 50 * 8 * 2**-8 if spec in ROUNDED_SUMS else 1e-8
     np.testing.assert_allclose(got + kept, true, atol=atol)
     assert np.abs(kept).max() > 1e-6  # something was kept back: the law did not hold for want of compression
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize(
-    "spec", ["none", "topk:ratio=1", "randomk:ratio=1", "randomk:ratio=1,unbiased=on", "powersgd:rank=99"]
+    "spec",
+    [
+        "none",
+        "topk:ratio=1",
+        "threshold:threshold=1e-20",
+        "dgc:ratio=1",
+        "gtopk:ratio=1",
+        "randomk:ratio=1",
+        "randomk:ratio=1,unbiased=on",
+        "blockk:ratio=1",
+        "topkc:ratio=1,values=fp32",
+        "scalecom:ratio=1",
+        "powersgd:rank=99",
+        "homomorphic:density=1",
+    ],
 )
 def test_without_compression_it_is_the_identity(spec: str, framework: str) -> None:
     ops, method = ops_of(framework), core(spec)
     xs = normal(BUCKET, 3)
-    results = lockstep(ops, method, BUCKET, xs, [method.init(ops, BUCKET) for _ in xs])
-    atol = 1e-5 if "powersgd" in spec else 0
+    results = lockstep(ops, method, BUCKET, xs, [method.init(ops, BUCKET, len(xs)) for _ in xs])
+    atol = 1e-5 if "powersgd" in spec else 1e-6
     np.testing.assert_allclose(np.asarray(results[0].total), sum(xs), rtol=0, atol=atol)
     if method.can_retain:
         np.testing.assert_allclose(np.asarray(method.retain(ops, ops.constant(xs[0]), results[0].sent)), 0, atol=atol)
 
 
-@pytest.mark.parametrize("spec", ["randomk:ratio=0.1,unbiased=on", "int8:block=64", "int8:bits=16,block=64"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "randomk:ratio=0.1,unbiased=on",
+        "int8:block=64",
+        "int8:bits=16,block=64",
+        "qsgd:block=64",
+        "qsgd:block=64,bits=3,norm=l2",
+        "qsgd:block=64,twoway=on",
+        "terngrad:block=64,clip=0",
+        "natural",
+        "thc:block=64,clip=0",
+        "thc:rotation=full,clip=0",
+        "thc:rotation=none,block=64",
+        "thc:block=64,levels=table,clip=0",
+    ],
+)
 def test_unbiased_methods_are_unbiased(spec: str) -> None:
     """The mean over many draws is within 5 standard errors of the truth, and so is the mean of all coordinates."""
     method, bucket, draws = core(spec), bucket_of((200,)), 4000
     ops, xs = ops_of("numpy"), normal(bucket, 2)
-    states = [method.init(ops, bucket) for _ in xs]
+    states = [method.init(ops, bucket, len(xs)) for _ in xs]
     sums = np.zeros((2, 200))
     for _ in range(draws):
         results = lockstep(ops, method, bucket, xs, states)
@@ -139,36 +240,78 @@ def test_unbiased_methods_are_unbiased(spec: str) -> None:
     assert 0.8 < z.std() < 1.2  # standard normal: the errors are neither shared by all draws nor suspiciously small
 
 
-@pytest.mark.parametrize("spec", SPECS)
+def payload(spec: str) -> int:
+    """Bytes that each of 2 ranks sends of 40 x 25 = 1000 normal float32 coordinates, by the method's definition.
+
+    Blocks of at most 64 coordinates: 16 of them, or 8 in each half. A half has 500 coordinates.
+    """
+    sparse, half = 100 * (4 + 2), 500
+    return {
+        "none": 4000,
+        "fp16": 2000,
+        "bf16": 2 * half * 2 + half * 2,  # both halves out, the sum of one back
+        "topk:ratio=0.1": sparse,
+        "topk:ratio=0.1,values=fp16": 100 * (2 + 2),
+        "gtopk:ratio=0.1": sparse,
+        "randomk:ratio=0.1": 400,
+        "randomk:ratio=0.1,unbiased=on": 400,
+        "blockk:ratio=0.1": 400,
+        "topkc:ratio=0.1,chunk=8": 4 + 125 * 2 + 12 * 8 * 2,
+        "scalecom:ratio=0.1": 100 * (4 + 4),
+        "qsgd:block=64": 16 * 4 + 500,
+        "qsgd:block=64,bits=3,norm=l2": 16 * 4 + 250 + 125,
+        "qsgd:block=64,twoway=on": 3 * (8 * 4 + half // 2),
+        "terngrad:block=64": 16 * 4 + 250,
+        "terngrad:block=64,clip=0": 16 * 4 + 250,
+        "natural": 1 + 1000,
+        "onebit:block=64": 16 * 2 * 4 + 125,
+        "onebit:block=64,twoway=on": 3 * (8 * 2 * 4 + 63),
+        "signsgd": 3 * 63,
+        "signsgd:twoway=off": 125,
+        "signum": 3 * 63,
+        "efsignsgd:block=64": 16 * 4 + 125,
+        "efsignsgd:block=64,twoway=on": 3 * (8 * 4 + 63),
+        "int8:block=64": 16 * (4 + 64),
+        "int8:bits=16,block=64": 16 * (4 + 128),
+        "thc:block=64": 16 * 4 + -(-1024 // 6) * 4,  # sums of two 4-bit codes in lanes of 5 bits
+        "thc:rotation=full,clip=0": 4 + -(-1024 // 6) * 4,
+        "thc:rotation=none,block=64": 16 * 4 + -(-1024 // 6) * 4,
+        "thc:block=64,levels=table,clip=0": 16 * 4 + -(-1024 // 5) * 4,  # integers to 15, so lanes of 6 bits
+        "thc:block=64,overflow=saturate": 16 * 4 + 3 * 256,
+        "loco:block=64": 3 * (8 * 4 + half // 2),
+        "powersgd:rank=2": 2 * (40 + 25) * 4,
+        "powersgd:target_ratio=3,iterations=2": 2 * 5 * (40 + 25) * 4,
+        "acpsgd:rank=2": 2 * 40 * 4,  # the left factors in the first step
+    }[spec]
+
+
+@pytest.mark.parametrize(
+    "spec", [spec for spec in SPECS if not {"threshold", "dgc", "sidco", "homomorphic"} & {core(spec).name}]
+)
 def test_bytes_counted_are_the_payload(spec: str) -> None:
-    """40 x 25 = 1000 float32 coordinates; the payload follows from the method's definition."""
     world = LocalWorld(core(spec), size=2)
-    world.step([np.ones((40, 25), np.float32)] * 2)
-    blocks = -(-1000 // 64)
-    assert (
-        world.bytes_sent
-        == {
-            "none": 4000,
-            "fp16": 2000,
-            "topk:ratio=0.1": 100 * (4 + 2),
-            "topk:ratio=0.1,values=fp16": 100 * (2 + 2),
-            "randomk:ratio=0.1": 100 * 4,
-            "randomk:ratio=0.1,unbiased=on": 100 * 4,
-            "int8:block=64": blocks * (4 + 64),
-            "int8:bits=16,block=64": blocks * (4 + 128),
-            "powersgd:rank=2": 2 * (40 + 25) * 4,
-        }[spec]
-    )
+    rng = np.random.default_rng(0)
+    world.step([rng.standard_normal((40, 25)).astype(np.float32) for _ in range(2)])
+    assert world.bytes_sent == payload(spec)
+
+
+@pytest.mark.parametrize("spec", ["threshold:threshold=1", "dgc:ratio=0.1,sample=0.2", "sidco:ratio=0.1"])
+def test_ragged_payloads_say_how_many_coordinates_they_have(spec: str) -> None:
+    """32 bits for the number, then 32 + 16 bits for each; with one rank that is what changes."""
+    world = LocalWorld(core(spec), size=1)
+    (mean,) = world.step(normal(bucket_of((1000,)), 1))
+    assert world.bytes_sent == 4 + 6 * np.count_nonzero(mean)
+    assert 50 < np.count_nonzero(mean) < 400
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_states_come_back_from_their_leaves(spec: str) -> None:
     method, ops = core(spec, feedback=core(spec).can_retain), ops_of("numpy")
-    state = method.init(ops, BUCKET)
+    state = method.init(ops, BUCKET, 1)
     for step in range(2):
         (result,) = lockstep(ops, method, BUCKET, normal(BUCKET, 1, seed=step), [state])
         state = result.state
-    again = unflatten(method.init(ops, BUCKET), flatten(state))
+    again = unflatten(method.init(ops, BUCKET, 1), flatten(state))
     assert type(again) is type(state)
     x = normal(BUCKET, 1, seed=9)
     (first,), (second,) = (lockstep(ops, method, BUCKET, [a.copy() for a in x], [s]) for s in (state, again))
@@ -180,25 +323,12 @@ def test_states_come_back_from_their_leaves(spec: str) -> None:
 def test_states_are_never_overwritten(spec: str, framework: str) -> None:
     """A step that is thrown away must leave the state that it started from."""
     ops, method = ops_of(framework), core(spec, feedback=core(spec).can_retain)
-    state = method.init(ops, BUCKET)
+    state = method.init(ops, BUCKET, 1)
     (result,) = lockstep(ops, method, BUCKET, normal(BUCKET, 1), [state])
     state, before = result.state, {path: leaf.copy() for path, leaf in leaves(result.state).items()}
     lockstep(ops, method, BUCKET, normal(BUCKET, 1, seed=1), [state])
     for path, leaf in leaves(state).items():
         np.testing.assert_array_equal(leaf, before[path], err_msg=path)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("shapes", [((1,),), ((7,),), ((1000,),), ((30, 40),), ((4, 3, 3, 3),), ((1, 1),)])
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("spec", SPECS)
-def test_any_shape_and_precision(spec: str, framework: str, shapes: tuple[tuple[int, ...], ...], dtype: str) -> None:
-    ops, bucket, method = ops_of(framework), bucket_of(*shapes, dtype=dtype), core(spec, feedback=core(spec).can_retain)
-    xs = normal(bucket, 2)
-    results = lockstep(ops, method, bucket, xs, [method.init(ops, bucket) for _ in xs])
-    total = np.asarray(results[0].total)
-    assert total.shape == (bucket.numel,) and total.dtype == dtype
-    assert np.isfinite(total).all()
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -208,16 +338,19 @@ def test_constant_gradients(spec: str, framework: str, value: float) -> None:
     """All equal, all zero, denormal, huge: no division by zero and nothing out of range."""
     ops, method = ops_of(framework), core(spec)
     xs = [np.full(BUCKET.numel, value, np.float32)] * 2
-    total = np.asarray(lockstep(ops, method, BUCKET, xs, [method.init(ops, BUCKET) for _ in xs])[0].total)
+    total = np.asarray(lockstep(ops, method, BUCKET, xs, [method.init(ops, BUCKET, len(xs)) for _ in xs])[0].total)
     if spec == "fp16" and value == 1e30:
         assert np.isinf(total).all()  # as with Horovod's own fp16: visible to a loss scaler
     else:
         assert np.isfinite(total).all()
-        scale = 20 if "unbiased" in spec else 1
+        if "sign" in spec and "ef" not in spec:
+            return  # votes have no magnitude
+        loose = {"unbiased": 20, "l2": 6, "thc": 6, "natural": 2, "bf16": 1.01, "acpsgd": 20}
+        scale = next((factor for word, factor in loose.items() if word in spec), 1)
         assert (np.abs(total) <= 2.0001 * abs(np.float32(value)) * scale + 1e-43).all()
 
 
 def test_feedback_is_refused_where_nothing_is_kept() -> None:
-    for spec in ("none", "randomk:unbiased=on"):
+    for spec in ("none", "randomk:unbiased=on", "qsgd:norm=l2", "signsgd", "loco", "homomorphic"):
         with pytest.raises(SpecError, match="feedback=on is not possible"):
             ErrorFeedback(core(spec))

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from parallel.keras.training import Tape, everyone, make_model
+from parallel.keras.training import LOSS, Tape, batches, everyone, make_model
 
 from hvd_compress.collectives import AllGather, AllReduce, AllToAll, Broadcast
 from hvd_compress.errors import (
@@ -57,6 +58,16 @@ def test_training_goes_on_after_a_refusal() -> None:
     Tape("topk").run(2)
 
 
+@pytest.mark.parametrize("kind", [tf.keras.optimizers.SGD, tf.keras.optimizers.legacy.SGD])
+def test_momentum_twice(kind: Any) -> None:
+    """A momentum of the optimizer on top of the method's. (A tape does not know the optimizer, so there it passes.)"""
+    model = make_model()
+    optimizer = hvd_keras.DistributedOptimizer(kind(0.1, momentum=0.9), compression=Compression.dgc())
+    model.compile(optimizer=optimizer, loss=LOSS)
+    with pytest.raises(UnsupportedError, match=r"has a momentum of 0.9, but dgc has momentum of its own"):
+        model.fit(*batches(1), batch_size=16, verbose=0)
+
+
 def test_adasum() -> None:
     message = refused(Tape("topk", op=hvd.Adasum), UnsupportedError)
     assert "op=hvd.Adasum does not go with this compression" in message and "use op=hvd.Average" in message
@@ -87,6 +98,7 @@ MESSAGES: dict[str, Any] = {
     **{f"sum {d}": (lambda a: AllReduce(a), d) for d in ("float16", "float32", "float64", "int32", "int64")},
     **{f"max {d}": (lambda a: AllReduce(a, "max"), d) for d in ("float32", "float64")},
     "gather": (lambda a: AllGather(a.reshape(-1) if isinstance(a, np.ndarray) else tf.reshape(a, [-1])), "uint8"),
+    "ragged gather": (lambda a: AllGather(a[0, :2] if a[0, 1] % 2 else a[0], ragged=True), "uint8"),
     "all to all": (lambda a: AllToAll(a), "uint8"),
     **{f"broadcast {root}": (lambda a, root=root: Broadcast(a, root), "float32") for root in range(2)},
 }

@@ -42,6 +42,7 @@ MESSAGES: dict[str, Any] = {
     **{f"max {d}": (lambda a: AllReduce(a, "max"), d) for d in ("float32", "float64")},
     "sum in place": (lambda a: AllReduce(a, donate=True), "float32"),
     "gather": (lambda a: AllGather(a.reshape(-1)), "uint8"),
+    "ragged gather": (lambda a: AllGather(a[0, :2] if a[0, 1] % 2 else a[0], ragged=True), "uint8"),
     "all to all": (lambda a: AllToAll(a), "uint8"),
     **{f"broadcast {root}": (lambda a, root=root: Broadcast(a, root), "float32") for root in range(2)},
 }

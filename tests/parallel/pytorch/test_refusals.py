@@ -74,6 +74,19 @@ def test_training_goes_on_after_a_refusal() -> None:
     Job("topk").run(2)
 
 
+@pytest.mark.parametrize("spec", ["dgc", "topk:momentum=0.5", "signum", "topk:momentum=0.5,feedback=off"])
+def test_momentum_twice(spec: str) -> None:
+    """The optimizer of a job has a momentum of 0.9, which SGD and Horovod do not tell the method."""
+    message = refused(Job(spec), UnsupportedError)
+    assert f"the optimizer has a momentum of 0.9, but {spec} has momentum of its own" in message
+    assert "turn the method's off" in message
+
+
+def test_momentum_once() -> None:
+    Job("dgc:momentum=0").run(1)
+    Job("signum:beta=0").run(1)
+
+
 def test_adasum() -> None:
     message = refused(Job("topk", op=hvd.Adasum), UnsupportedError)
     assert "op=hvd.Adasum does not go with this compression" in message and "use op=hvd.Average" in message

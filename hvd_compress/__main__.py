@@ -1,0 +1,8 @@
+"""``python -m hvd_compress``: the same as ``hvd-compress``."""
+
+from __future__ import annotations
+
+from hvd_compress.cli import main
+
+if __name__ == "__main__":
+    main()

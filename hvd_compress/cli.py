@@ -1,0 +1,31 @@
+"""The command ``hvd-compress``; its subcommands are in `hvd_compress.bench.commands`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+
+from hvd_compress.errors import MissingPackageError
+
+
+def main() -> None:
+    """Run the command, or say what to install for it."""
+    try:
+        commands = _commands()
+    except MissingPackageError as error:
+        sys.exit(f"hvd-compress: {error}")  # status 1
+    commands.app(prog_name="hvd-compress")
+
+
+def _commands() -> ModuleType:
+    for package in ("rich", "typer"):
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise MissingPackageError(
+                f"the command needs rich and typer ({error}); install them with: pip install 'hvd-compress[bench]'"
+            ) from error
+    from hvd_compress.bench import commands
+
+    return commands

@@ -1,0 +1,59 @@
+"""What Horovod cannot do in one operation, done in two: an alltoall and an allgather.
+
+Each rank becomes the server of one part of the bucket. It gets that part from everyone, combines it, and gives the
+result to everyone: the traffic of a ring allreduce, with any combination of any codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from functools import partial
+from typing import Any
+
+from hvd_compress.collectives import (
+    AllGather,
+    AllToAll,
+    Array,
+    Branch,
+    Collective,
+    Exchange,
+    Exchanging,
+    SaturatingSum,
+    World,
+)
+from hvd_compress.ops import Ops
+from hvd_compress.packing import pack, unpack
+
+
+def lower(exchanging: Exchanging, ops: Ops, world: World) -> Exchanging:
+    """Put messages that Horovod can perform in the place of those that it cannot."""
+    reply: Any = None
+    while True:
+        try:
+            message = exchanging.send(reply)
+        except StopIteration as end:
+            result: Exchange = end.value
+            return result
+        if isinstance(message, SaturatingSum):
+            reply = yield from _saturating_sum(ops, message, world)
+        elif isinstance(message, Branch):
+            branches = tuple(partial(_lower_later, branch, ops, world) for branch in message.branches)
+            reply = yield Branch(message.index, branches)
+        else:
+            reply = yield message
+
+
+def _lower_later(branch: Any, ops: Ops, world: World) -> Exchanging:
+    return (yield from lower(branch(), ops, world))
+
+
+def _saturating_sum(ops: Ops, message: SaturatingSum, world: World) -> Generator[Collective, Any, Array]:
+    """Sum and clip on the server of each part, which saturates once instead of at every hop."""
+    bits, zero, n = message.bits, message.zero, int(message.array.shape[0])
+    part = -(-n // world.size)
+    received = yield AllToAll(ops.reshape(ops.pad(message.array, part * world.size), (world.size, part)))
+    lanes = 8 * part // bits  # the width divides 8, so any part of the bytes can be unpacked by itself
+    total = sum(ops.cast(unpack(ops, received[rank], bits, lanes), "int32") - zero for rank in range(world.size))
+    clipped = ops.clip(total, -zero, 2**bits - 1 - zero) + zero
+    everyone = yield AllGather(pack(ops, ops.cast(clipped, "uint8"), bits))
+    return ops.reshape(everyone, (-1,))[:n]

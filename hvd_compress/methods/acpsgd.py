@@ -1,0 +1,78 @@
+"""ACP-SGD: low-rank gradients by half a step of power iteration, in one round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hvd_compress.bucket import Bucket
+from hvd_compress.collectives import AllReduce, Array, Branch, Exchange, Exchanging, World
+from hvd_compress.methods.lowrank import LowRank, flat, products
+from hvd_compress.ops import Ops
+
+
+class ACPSGDState(NamedTuple):
+    """What ACP-SGD keeps.
+
+    Attributes:
+        step: How many exchanges there were; tells which factor is next.
+        p: The left factors of all matrices of the bucket, flat, row by row.
+        q: The right factors.
+    """
+
+    step: int | Array
+    p: Array
+    q: Array
+
+
+@dataclass(frozen=True)
+class ACPSGD(LowRank):
+    """Alternating compression: P and Q take turns, with one allreduce in each step (Algorithm 1 of the paper).
+
+    For each gradient as a matrix M_i (see `LowRank.factor`)::
+
+        even steps:  Q = orthogonalise(Q)     P = sum_i M_i Q         e_i = M_i - (M_i Q) Q^T
+        odd steps:   P = orthogonalise(P)     Q = sum_i M_i^T P       e_i = M_i - P (M_i^T P)^T
+        total = P Q^T
+
+    Vectors, and matrices that would not get smaller by `min_gain`, go uncompressed.
+
+    Args:
+        rank: Rank r of the approximation; at most what the matrix has.
+        target_ratio: If above 0, each matrix has a rank of its own in the place of ``rank``: the largest, but at least
+            1, whose factors are this many times smaller than the matrix.
+        min_gain: How many times smaller the factors of PowerSGD must be for a matrix to be compressed; 0 compresses
+            all. In each step only one of them is sent.
+        seed: Of the first factors, the same on all ranks.
+    """
+
+    name = "acpsgd"
+    paper = "Zhang et al., Evaluation and Optimization of Gradient Compression for Distributed Deep Learning, 2023"
+    collective = "allreduce"
+    keeps = "P and Q, r x (rows + columns)"
+
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> ACPSGDState:
+        return ACPSGDState(0, self.draw(ops, bucket, "left"), self.draw(ops, bucket, "right"))
+
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: ACPSGDState, world: World) -> Exchanging:
+        ms = self.matrices(ops, bucket, x)
+
+        def left() -> Exchanging:
+            qs = [ops.orthogonalise(q) for q in self.right(ops, bucket, state.q)]
+            mine = [m @ q for m, q in zip(ms, qs, strict=True)]
+            p = yield AllReduce(flat(ops, mine))
+            total = products(ops, self.left(ops, bucket, p), qs)
+            return Exchange(total, products(ops, mine, qs), ACPSGDState(state.step + 1, p / world.size, flat(ops, qs)))
+
+        def right() -> Exchanging:
+            ps = [ops.orthogonalise(p) for p in self.left(ops, bucket, state.p)]
+            mine = [ops.transpose(m) @ p for m, p in zip(ms, ps, strict=True)]
+            q = yield AllReduce(flat(ops, mine))
+            total = products(ops, ps, self.right(ops, bucket, q))
+            return Exchange(total, products(ops, ps, mine), ACPSGDState(state.step + 1, flat(ops, ps), q / world.size))
+
+        taken: Exchange = yield Branch(ops.stage(state.step % 2, [1]), (left, right))
+        return taken
+
+    def retain(self, ops: Ops, corrected: Array, sent: Array) -> Array:
+        return corrected - sent

@@ -1,0 +1,84 @@
+"""Deep Gradient Compression: top-k by a threshold that a sample tells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from hvd_compress.bucket import Bucket
+from hvd_compress.collectives import Array
+from hvd_compress.methods.base import check_range, count
+from hvd_compress.methods.sparse import Sparse
+from hvd_compress.ops import Ops
+
+FEWEST, MOST = 0.8, 1.3
+"""How far the sample's threshold may miss the wanted number of coordinates."""
+
+
+class DGCState(NamedTuple):
+    """What DGC keeps, besides the velocity and the residual of momentum correction.
+
+    Attributes:
+        step: How many exchanges there were; part of the seed of the sample.
+    """
+
+    step: int | Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class DGC(Sparse):
+    """Top-k with a sampled threshold, on velocities (Algorithm 4 of the paper).
+
+    The memory is `hvd_compress.memory.MomentumCorrection`: options ``momentum`` (0.9), ``nesterov``, ``clip_norm`` (the
+    paper's local gradient clipping, off by default). The optimizer must have no momentum. The paper raises the ratio
+    over the first four epochs: option ``warmup``.
+
+    With k the wanted number of coordinates, and a sample of every s-th of the d coordinates from a random start::
+
+        tau = the (k/s)-th largest magnitude of the sample             S_i = {j : |v_i[j]| >= tau}
+
+    If S_i has less than 0.8 k or more than 1.3 k members, the exact k largest are taken instead. (The authors' code
+    lowers tau step by step if there are too few, and selects anew if there are too many.) See `Sparse` for the
+    exchange.
+
+    Args:
+        ratio: Share of the coordinates that are sent, in (0, 1].
+        sample: Share of the coordinates in the sample, in (0, 1]; at least two of the k wanted are expected in it.
+        seed: Of the starts of the samples.
+        values: ``"fp32"``, or ``"fp16"`` to send values in 16 bits.
+    """
+
+    name = "dgc"
+    paper = "Lin et al., Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training, 2018"
+    keeps = "velocity; step count"
+    memory: ClassVar[Mapping[str, Any]] = {"momentum": 0.9}
+
+    ratio: float = 0.001
+    sample: float = 0.01
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("ratio", self.ratio, "in (0, 1]", 0 < self.ratio <= 1)
+        check_range("sample", self.sample, "in (0, 1]", 0 < self.sample <= 1)
+        check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
+
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> DGCState:
+        return DGCState(step=0)
+
+    def select(self, ops: Ops, bucket: Bucket, x: Array, state: DGCState) -> tuple[Array, DGCState]:
+        k = count(self.ratio, bucket.numel)
+        stride = max(1, min(int(1 / self.sample), k // 2)) if k < bucket.numel else 1
+        places = np.arange(0, bucket.numel - stride + 1, stride)
+        start = ops.below(ops.seed(self.seed, bucket.seed, state.step), ops.constant(np.array([stride])))
+        sampled = ops.take(x, ops.constant(places) + start)
+        tau = ops.kth_magnitude(sampled, min(len(places), max(1, round(k / stride))))
+
+        above = ops.nonzero(ops.abs(x) >= tau)
+        n = ops.size(above)
+        fits = (n >= math.ceil(FEWEST * k)) & (n <= math.floor(MOST * k))
+        return ops.choose(fits, lambda: above, lambda: ops.top_indices(x, k)), DGCState(state.step + 1)

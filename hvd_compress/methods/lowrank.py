@@ -1,0 +1,104 @@
+"""What low-rank methods have in common: gradients read as matrices, and factors that travel together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from hvd_compress.bucket import Bucket, Shape
+from hvd_compress.collectives import Array
+from hvd_compress.methods.base import Method, check_range
+from hvd_compress.ops import Ops, mix_seed
+
+
+class Factor(NamedTuple):
+    """A gradient as a matrix of ``rows x columns`` and the rank of its approximation."""
+
+    rows: int
+    columns: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class LowRank(Method):
+    """Matrices M of a bucket, each approximated by ``P Q^T``. Factors of all matrices are kept flat, row by row.
+
+    Args:
+        rank: Rank r of the approximation; at most what the matrix has.
+        target_ratio: If above 0, each matrix has a rank of its own in the place of ``rank``: the largest, but at least
+            1, whose factors are this many times smaller than the matrix.
+        min_gain: How many times smaller the factors must be for a matrix to be compressed; 0 compresses all.
+        seed: Of the first factors, the same on all ranks.
+    """
+
+    feedback = True
+
+    rank: int = 4
+    target_ratio: float = 0.0
+    min_gain: float = 2.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_range("rank", self.rank, "a whole number of at least 1", self.rank >= 1)
+        check_range(
+            "target_ratio", self.target_ratio, "0, or at least 1", self.target_ratio == 0 or self.target_ratio >= 1
+        )
+        check_range("min_gain", self.min_gain, "at least 0", self.min_gain >= 0)
+        check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
+
+    def factor(self, shape: Shape) -> Factor:
+        """Read a shape as a matrix: cut between the two axes where the factors are smallest (a vector is one row).
+
+        That separates the output channels of a convolution from the rest, be they the first axis or the last.
+        """
+        cuts = [(math.prod(shape[:axis]), math.prod(shape[axis:])) for axis in range(1, len(shape))]
+        rows, columns = min(cuts, key=sum, default=(1, math.prod(shape)))
+        rank = self.rank
+        if self.target_ratio:
+            rank = max(1, int(rows * columns / (self.target_ratio * (rows + columns))))
+        return Factor(rows, columns, min(rank, rows, columns))
+
+    def compresses(self, shape: Shape) -> bool:
+        f = self.factor(shape)
+        return len(shape) > 1 and f.rows * f.columns >= self.min_gain * f.rank * (f.rows + f.columns)
+
+    def factors(self, bucket: Bucket) -> list[Factor]:
+        """The matrices of a bucket."""
+        return [self.factor(shape) for shape in bucket.shapes]
+
+    def matrices(self, ops: Ops, bucket: Bucket, x: Array) -> list[Array]:
+        """Cut a bucket into its matrices."""
+        pieces = ops.split(x, bucket.sizes)
+        return [ops.reshape(m, (f.rows, f.columns)) for m, f in zip(pieces, self.factors(bucket), strict=True)]
+
+    def left(self, ops: Ops, bucket: Bucket, flat: Array) -> list[Array]:
+        """The left factors, rows x rank, out of one array."""
+        return self._cut(ops, bucket, flat, [f.rows for f in self.factors(bucket)])
+
+    def right(self, ops: Ops, bucket: Bucket, flat: Array) -> list[Array]:
+        """The right factors, columns x rank, out of one array."""
+        return self._cut(ops, bucket, flat, [f.columns for f in self.factors(bucket)])
+
+    def _cut(self, ops: Ops, bucket: Bucket, flat: Array, lengths: list[int]) -> list[Array]:
+        factors = self.factors(bucket)
+        parts = ops.split(flat, [n * f.rank for n, f in zip(lengths, factors, strict=True)])
+        return [ops.reshape(part, (-1, f.rank)) for part, f in zip(parts, factors, strict=True)]
+
+    def draw(self, ops: Ops, bucket: Bucket, side: str) -> Array:
+        """Normally distributed factors of one side (``"left"`` or ``"right"``), from a generator of their own."""
+        size = sum((f.rows if side == "left" else f.columns) * f.rank for f in self.factors(bucket))
+        rng = np.random.default_rng(mix_seed(self.seed, bucket.seed, *([1] if side == "left" else [])))
+        return ops.constant(rng.standard_normal(size).astype(bucket.dtype))
+
+
+def flat(ops: Ops, parts: list[Array]) -> Array:
+    """Join matrices into one array."""
+    return ops.concat([ops.reshape(part, (-1,)) for part in parts])
+
+
+def products(ops: Ops, ps: list[Array], qs: list[Array]) -> Array:
+    """The approximations ``P Q^T`` of all matrices as one array."""
+    return flat(ops, [p @ ops.transpose(q) for p, q in zip(ps, qs, strict=True)])

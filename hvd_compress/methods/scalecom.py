@@ -1,0 +1,76 @@
+"""ScaleCom: one rank after another leads, and all send the coordinates that the leader finds largest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from hvd_compress.bucket import Bucket
+from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, World
+from hvd_compress.methods.base import Method, check_range, count
+from hvd_compress.ops import Ops
+
+
+class ScaleComState(NamedTuple):
+    """What ScaleCom keeps.
+
+    Attributes:
+        step: How many exchanges there were; tells whose turn it is.
+    """
+
+    step: int | Array
+
+
+@dataclass(frozen=True)
+class ScaleCom(Method):
+    """Cyclic local top-k (CLT-k): indices are agreed before values are sent, so values can be summed.
+
+    In step t, with n ranks, p_i the gradient of rank i plus its residual, and l = t mod n::
+
+        S = indices of the k largest |p_l|                (sent by the leader alone)
+        total = sum_i sum_{j in S} p_i[j] e_j             (allreduce)
+
+    Its memory passes a low-pass filter, ``e_i = (1 - b) e_i + b (p_i - p_i restricted to S)``, with b = 0.1 by default
+    (option ``lowpass``; 1 is classic error feedback): ranks must agree on what is large, and large batches and learning
+    rates make their residuals noisy.
+
+    The leader's indices travel as a sum to which the others add zeros, since Horovod fixes the root of a broadcast when
+    a graph is built.
+
+    Args:
+        ratio: Share of the coordinates that are sent, in (0, 1].
+    """
+
+    name = "scalecom"
+    paper = "Chen et al., ScaleCom: Scalable Sparsified Gradient Compression, 2020"
+    collective = "2 allreduces (indices, values)"
+    keeps = "step count"
+    feedback = True
+    memory: ClassVar[Mapping[str, Any]] = {"lowpass": 0.1}
+
+    ratio: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_range("ratio", self.ratio, "in (0, 1]", 0 < self.ratio <= 1)
+
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> ScaleComState:
+        return ScaleComState(step=0)
+
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: ScaleComState, world: World) -> Exchanging:
+        k = count(self.ratio, bucket.numel)
+        indices = ops.choose(
+            state.step % world.size == world.rank,
+            lambda: ops.cast(ops.top_indices(x, k), "int32"),
+            lambda: ops.zeros((k,), "int32"),
+        )
+        indices = ops.cast((yield AllReduce(indices)), "int64")
+        summed = yield AllReduce(ops.take(x, indices))
+        total = ops.put(ops.zeros((bucket.numel,), bucket.dtype), indices, summed)
+        return Exchange(total, indices, ScaleComState(state.step + 1))
+
+    def retain(self, ops: Ops, corrected: Array, sent: Array) -> Array:
+        return ops.put(corrected, sent, 0.0)
+
+    def forget(self, ops: Ops, memory: Array, sent: Array) -> Array:
+        return ops.put(memory, sent, 0.0)

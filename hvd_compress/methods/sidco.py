@@ -1,0 +1,208 @@
+"""SIDCo: a threshold from the statistics of the gradient, at the price of a few sums."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from hvd_compress.bucket import Bucket
+from hvd_compress.collectives import Array
+from hvd_compress.methods.base import check_range, count
+from hvd_compress.methods.sparse import Sparse
+from hvd_compress.ops import Ops
+
+FIRST = 0.25
+"""Share of the coordinates that the first of several stages leaves."""
+
+PERIOD = 5
+"""Steps between two looks at the number of stages."""
+
+TOLERANCE = 0.1
+"""How far from the target the number of sent coordinates may be, as a share of the target."""
+
+CORRECTIONS = 3
+"""How often the fitted threshold is corrected before the exact top-k takes its place."""
+
+TINY = 2.0**-1022
+"""The smallest threshold, of magnitudes divided by the largest; what is below counts as zero."""
+
+
+class SIDCoState(NamedTuple):
+    """What SIDCo keeps.
+
+    Attributes:
+        stages: S, how many fits make a threshold: a float64 scalar.
+        achieved: Sum of achieved / target over the steps since S was last looked at: a float64 scalar.
+        step: How many exchanges there were.
+    """
+
+    stages: Array
+    achieved: Array
+    step: int | Array
+
+
+class _Tail(NamedTuple):
+    """What is larger than a threshold t: how much there is, and the means of ``y = |x| - t`` and ``y^2``."""
+
+    count: Array
+    mean: Array
+    square: Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class SIDCo(Sparse):
+    """Send ``S_i = {j : |p_i[j]| >= t_i}`` with t_i from a fitted distribution. See `Sparse` for the exchange.
+
+    The paper's part. Let d be the ratio, and y = |x| - t of those |x| that are larger than t, with t = 0 at first. Each
+    stage raises t so far that a share q of them is left, by the moments of y::
+
+        exponential:  t' = t - mean ln q
+        pareto:       t' = t + a (1 - q^k) / k,     k = (mean^2/var - 1) / 2,     a = mean (mean^2/var + 1) / 2
+        gamma:        t' = -b (ln q + ln Gamma(alpha)),     b = mean / alpha,     s = ln mean - E ln y,
+                      alpha = (3 - s + sqrt((s - 3)^2 + 24 s)) / (12 s)           (first stage; then pareto)
+
+    One stage has q = d; several have 0.25 first, then ``q = (d / 0.25)^(1/(S-1))`` each. Every 5 steps S falls by one
+    if the mean of achieved / target is above 1.2, and grows by one if it is below 0.8; ``1 <= S <= ceil(log_0.5 d)``.
+
+    Ours, as a fit alone can be off by a factor of 10 and more where the distribution is another one and the ratio is
+    small: zeros are left out of fit and count, and k = d n are to be sent of the rest. If the threshold passes c of
+    them and c is not within 10% of k, it is corrected along the power law that fits the tail there, with Hill's
+    estimate of its exponent::
+
+        t' = t (c / k)^H,       H = mean of ln(|x| / t) over |x| >= t
+
+    which comes closer from the same side wherever the logarithm of the tail is concave in ln t (as of all distributions
+    above). Where three corrections do not suffice - too few coordinates, or ties - the exact top-k is sent. So what is
+    sent is within 10% of k always, or all that is not zero. S adapts by what the fit alone achieves.
+
+    Args:
+        ratio: d, share of the coordinates that are to be sent, in (0, 1].
+        fit: ``"exponential"``, ``"gamma"`` or ``"pareto"``.
+        stages: S; 0 to adapt it.
+        values: ``"fp32"``, or ``"fp16"`` to send values in 16 bits.
+    """
+
+    name = "sidco"
+    paper = (
+        "Abdelmoniem et al., An Efficient Statistical-based Gradient Compression Technique for Distributed Training"
+        " Systems, 2021"
+    )
+    keeps = "step count, stages"
+
+    ratio: float = 0.01
+    fit: str = "exponential"
+    stages: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("ratio", self.ratio, "in (0, 1]", 0 < self.ratio <= 1)
+        known = ("exponential", "gamma", "pareto")
+        check_range("fit", self.fit, "'exponential', 'gamma' or 'pareto'", self.fit in known)
+        check_range("stages", self.stages, "a whole number of at least 1, or 0 to adapt it", self.stages >= 0)
+
+    @property
+    def most_stages(self) -> int:
+        """The largest S."""
+        return self.stages or max(1, math.ceil(-math.log2(self.ratio)))
+
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> SIDCoState:
+        return SIDCoState(_scalar(ops, self.stages or 1), _scalar(ops, 0), 0)
+
+    def select(self, ops: Ops, bucket: Bucket, x: Array, state: SIDCoState) -> tuple[Array, SIDCoState]:
+        k = count(self.ratio, bucket.numel)
+        a = ops.abs(ops.cast(x, "float64"))
+        peak = ops.absmax(a)
+        a = a / ops.where(peak > 0, peak, 1.0)  # squares of huge and tiny numbers would leave the range
+
+        nonzero = _count(ops, a, TINY)
+        goal = ops.clip(nonzero, 0.0, float(k))
+        log_d = ops.log(ops.clip(goal, 1.0, math.inf) / ops.clip(nonzero, 1.0, math.inf))
+        t = self.threshold(ops, a, log_d, state.stages)
+        t = ops.clip(ops.where(t > 0, t, 1.0), TINY, 1.0)  # nan is not above 0
+        t = ops.where(nonzero > k, t, TINY)
+
+        passed = _count(ops, a, t)
+        # Where all is zero, nothing is to be sent and nothing is.
+        achieved = ops.where(goal > 0, state.achieved + passed / ops.clip(goal, 1.0, math.inf), state.achieved + 1)
+        return _send(ops, a, t, passed, goal, k), self._adapted(ops, state, achieved)
+
+    def threshold(self, ops: Ops, a: Array, log_d: Array, stages: Array) -> Array:
+        """Fit the threshold of the paper, without our corrections.
+
+        Args:
+            ops: The primitives of the framework at work.
+            a: Magnitudes in 0 .. 1, float64.
+            log_d: ln d, a float64 scalar.
+            stages: S, a float64 scalar of at most `most_stages`.
+        """
+        log_first = math.log(FIRST)
+        stages = ops.where(log_d < log_first, stages, stages * 0 + 1)
+        log_later = (log_d - log_first) / ops.clip(stages - 1, 1.0, math.inf)
+        t = self._stage(ops, a, log_d * 0, ops.where(stages <= 1, log_d, log_first), self.fit)
+        later = "exponential" if self.fit == "exponential" else "pareto"
+        for number in range(1, self.most_stages):
+            t = ops.choose(stages > number, partial(self._stage, ops, a, t, log_later, later), partial(_same, t))
+        return t
+
+    def _stage(self, ops: Ops, a: Array, t: Array, log_q: Array, fit: str) -> Array:
+        """Raise the threshold so that a share q of what is above it is left."""
+        above = a > t
+        n = ops.clip(_total(ops, above), 1.0, math.inf)
+        y = ops.where(above, a - t, 0.0)
+        mean = ops.clip(ops.sum(y) / n, TINY, 1.0)
+        if fit == "exponential":
+            return t - mean * log_q
+        if fit == "pareto":
+            r = mean * mean / ops.clip(ops.sum(y * y) / n - mean * mean, 1e-300, 1.0)
+            k = (r - 1) / 2
+            k = ops.where(ops.abs(k) > 1e-6, k, 1e-6)  # near 0 it goes to the exponential distribution
+            return t + mean * (r + 1) / 2 * (1 - math.e ** (k * log_q)) / k
+        s = ops.clip(ops.log(mean) - ops.sum(ops.log(ops.where(above, a, 1.0))) / n, 1e-9, math.inf)
+        alpha = (3 - s + ops.sqrt((s - 3) * (s - 3) + 24 * s)) / (12 * s)
+        return -mean / alpha * (log_q + ops.lgamma(alpha))
+
+    def _adapted(self, ops: Ops, state: SIDCoState, achieved: Array) -> SIDCoState:
+        """The next state, given the sum of achieved / target up to now."""
+        step = state.step + 1
+        if self.stages:
+            return state._replace(step=step)
+        fewer = ops.clip(state.stages - 1, 1.0, float(self.most_stages))
+        more = ops.clip(state.stages + 1, 1.0, float(self.most_stages))
+        moved = ops.where(achieved > 1.2 * PERIOD, fewer, ops.where(achieved < 0.8 * PERIOD, more, state.stages))
+        due = step % PERIOD == 0
+        stages = ops.choose(due, lambda: moved, lambda: state.stages)
+        return SIDCoState(stages, ops.choose(due, lambda: ops.zeros((), "float64"), lambda: achieved), step)
+
+
+def _scalar(ops: Ops, value: float) -> Array:
+    return ops.constant(np.array(value, np.float64))
+
+
+def _same(t: Array) -> Array:
+    return t
+
+
+def _total(ops: Ops, condition: Array) -> Array:
+    return ops.sum(ops.cast(condition, "float64"))
+
+
+def _count(ops: Ops, a: Array, t: Array | float) -> Array:
+    """How many coordinates a threshold passes."""
+    return _total(ops, a >= t)
+
+
+def _send(ops: Ops, a: Array, t: Array, passed: Array, goal: Array, k: int, left: int = CORRECTIONS) -> Array:
+    """The indices that a threshold passes, after as many corrections as are needed and left."""
+
+    def correct() -> Array:
+        if not left:
+            return ops.top_indices(a, k)
+        hill = ops.sum(ops.log(ops.where(a >= t, a / t, 1.0))) / passed
+        better = ops.clip(t * (passed / goal) ** hill, TINY, 1.0)
+        return _send(ops, a, better, _count(ops, a, better), goal, k, left - 1)
+
+    return ops.choose(ops.abs(passed - goal) <= TOLERANCE * goal, lambda: ops.nonzero(a >= t), correct)

@@ -1,0 +1,132 @@
+"""SignSGD and Signum: each rank votes on the sign of every coordinate, and the majority wins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hvd_compress.bucket import Bucket
+from hvd_compress.collectives import AllGather, Array, Exchange, Exchanging, World
+from hvd_compress.methods.base import Method, check_range
+from hvd_compress.methods.quantised import part_size, two_step
+from hvd_compress.ops import Ops
+from hvd_compress.packing import pack, unpack
+
+
+class SignState(NamedTuple):
+    """What the voting methods keep.
+
+    Attributes:
+        step: How many exchanges there were; part of the seed that breaks ties.
+        momentum: Signum: the running mean of this rank's gradients; shape ``(bucket.numel,)``.
+    """
+
+    step: int | Array
+    momentum: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignSGD(Method):
+    """Majority vote on signs.
+
+    The distributed version of Algorithm 1 of the paper::
+
+        mean over the ranks = sgn(sum_i sgn(g_i))
+
+    All updates have the same size, so the learning rate must be small (the authors take 1e-4). There is no residual:
+    what is voted down is gone, which keeps the method robust against ranks that send nonsense.
+
+    Two-way, the rank that serves a part counts its votes and sends back one bit: 1 bit each way, as in the paper. One-
+    way, everyone counts all votes, which costs as many bits as there are ranks. The sign of 0 is 1 (as in the authors'
+    code); a tie goes to a coin that all ranks see fall alike, since a rule would pull the weights to one side.
+
+    Args:
+        twoway: Off: everyone gets all votes by allgather.
+        seed: Of the coins.
+    """
+
+    name = "signsgd"
+    paper = "Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, 2018"
+    collective = "alltoall + allgather, or allgather"
+    keeps = "step count"
+
+    twoway: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
+
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> SignState:
+        return SignState(0, ())
+
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: SignState, world: World) -> Exchanging:
+        part = part_size(bucket, world.size)
+        if self.twoway:
+            seed = ops.seed(self.seed, bucket.seed, state.step, world.rank)
+            vote, _ = yield from two_step(
+                ops,
+                bucket,
+                x,
+                world,
+                encode=lambda row, _: _signs(ops, row),
+                decode=lambda data: _read(ops, data, part, bucket.dtype),
+                serve=lambda votes: _signs(ops, _elect(ops, votes, seed, part)),
+            )
+        else:
+            everyone = yield AllGather(_signs(ops, x))
+            votes = [_read(ops, everyone[rank], bucket.numel, bucket.dtype) for rank in range(world.size)]
+            vote = _elect(ops, votes, ops.seed(self.seed, bucket.seed, state.step), bucket.numel)
+        return Exchange(vote * world.size, None, SignState(state.step + 1, state.momentum))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signum(SignSGD):
+    """SignSGD with momentum: ranks vote with the sign of a running mean.
+
+    Algorithm 1 of the paper::
+
+        m_i = b m_i + (1 - b) g_i                mean over the ranks = sgn(sum_i sgn(m_i))
+
+    The optimizer must not add momentum of its own. See `SignSGD` for the vote.
+
+    Args:
+        beta: b, in [0, 1).
+        twoway: Off: everyone gets all votes by allgather.
+        seed: Of the coins that break ties.
+    """
+
+    name = "signum"
+    paper = "Bernstein et al., signSGD with Majority Vote is Communication Efficient and Fault Tolerant, 2019"
+    keeps = "momentum"
+
+    beta: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("beta", self.beta, "in [0, 1)", 0 <= self.beta < 1)
+
+    @property
+    def has_momentum(self) -> bool:
+        return self.beta > 0
+
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> SignState:
+        return SignState(0, ops.zeros((bucket.numel,), bucket.dtype))
+
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: SignState, world: World) -> Exchanging:
+        momentum = state.momentum * self.beta + x * (1 - self.beta)
+        return (yield from super().exchange(ops, bucket, momentum, state._replace(momentum=momentum), world))
+
+
+def _signs(ops: Ops, x: Array) -> Array:
+    return pack(ops, ops.cast(x >= 0, "uint8"), 1)
+
+
+def _read(ops: Ops, data: Array, n: int, dtype: str) -> Array:
+    return ops.cast(unpack(ops, data, 1, n), dtype) * 2 - 1
+
+
+def _elect(ops: Ops, votes: list[Array], seed: object, n: int) -> Array:
+    """The sign of the majority, 1 or -1; the coins count for half a vote."""
+    count = sum(votes[1:], votes[0])
+    coins = ops.cast(ops.where(ops.uniform(seed, n) < 0.5, -0.5, 0.5), ops.dtype(count))
+    return ops.cast(ops.where(count + coins > 0, 1.0, -1.0), ops.dtype(count))

@@ -1,0 +1,188 @@
+"""THC: gradients quantised alike on all ranks, so that the codes themselves are summed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hvd_compress.bucket import Bucket
+from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, SaturatingSum, World
+from hvd_compress.errors import SpecError
+from hvd_compress.methods.base import Method, check_range
+from hvd_compress.methods.lanes import pack_lanes, unpack_lanes, width_of
+from hvd_compress.methods.rotation import hadamard, signs
+from hvd_compress.ops import Ops
+from hvd_compress.packing import pack, unpack
+
+TABLES = {
+    2: (0, 13, 21, 34),
+    3: (0, 10, 15, 19, 23, 27, 32, 42),
+    4: (0, 3, 5, 7, 9, 11, 13, 14, 16, 17, 19, 21, 23, 25, 27, 30),
+}
+"""Levels that suit the normal distribution, on a grid of integers: the authors' tables for 2, 3 and 4 bits."""
+
+_WASTE = 8
+"""A full rotation fills up at most 1/8 of the coordinates with zeros."""
+
+
+class THCState(NamedTuple):
+    """What THC keeps.
+
+    Attributes:
+        step: How many exchanges there were; part of the seeds.
+    """
+
+    step: int | Array
+
+
+class _Sent(NamedTuple):
+    """What it takes to decode the integers of this rank."""
+
+    y: Array
+    unit: Array
+    flips: Any
+
+
+@dataclass(frozen=True)
+class THC(Method):
+    """Tensor homomorphic compression: shared range, randomised Hadamard rotation, integer sum.
+
+    With D random signs that all ranks share, H the normalised Hadamard matrix, n ranks and u uniform in [0, 1), for
+    each block of m coordinates::
+
+        x_i = H D g_i                                       (about normal, whatever g_i is)
+        M = T max_i ||g_i||_2 / sqrt(m)                     (allreduce MAX; T: P(|N(0,1)| > T) = clip)
+        y_i = floor(L x_i / M + u_i) within +-L             (stochastic rounding, L = 2^(bits-1) - 1)
+        total = D H (M / L) sum_i y_i                       (the sum of the integers)
+
+    ``overflow="widen"`` sums in lanes that no sum can leave (see `hvd_compress.methods.lanes`): 5 bits for 2 ranks of
+    4 bits, 6 for 3 and 4. ``"saturate"`` keeps ``bits`` bits on the wire for the sum as well and clips it there: after
+    the rotation coordinates are centred and partly cancel. M is then widened by ``n^headroom``: with 0 the sums of
+    independent gradients are clipped beyond ``T / sqrt(n)`` of their standard deviations, with 0.5 beyond T of them,
+    and with 1 even equal gradients fit, but each step is coarser by as much.
+
+    Rotations cost time. ``"partial"`` rotates blocks that fit a cache, with a range for each (Han et al., Beyond
+    Throughput and Compression Ratios, 2024), ``"full"`` blocks as large as the bucket allows, ``"none"`` nothing; then
+    the range is that of the largest coordinate.
+
+    Args:
+        bits: Width of a code: 2, 3, 4 or 8.
+        rotation: ``"partial"``, ``"full"`` or ``"none"``.
+        block: Coordinates in a block if the rotation is not full; a power of two.
+        levels: ``"uniform"``, or ``"table"`` for the authors' levels that suit normal numbers (2 to 4 bits; they take
+            wider lanes).
+        overflow: ``"widen"`` or ``"saturate"`` (2, 4 or 8 bits, uniform levels).
+        headroom: With ``"saturate"``, the power of the number of ranks by which the range is widened, in [0, 1].
+        clip: Share of the rotated coordinates that may lie beyond the range, which is finer then; 0 takes the largest
+            coordinate for the range, which makes it unbiased.
+        seed: Start of the random sequences.
+    """
+
+    name = "thc"
+    paper = "Li et al., THC: Accelerating Distributed Deep Learning Using Tensor Homomorphic Compression, 2024"
+    collective = "2 allreduces (max, sum), or allreduce + saturating sum"
+    keeps = "step count"
+    feedback = True
+
+    bits: int = 4
+    rotation: str = "partial"
+    block: int = 1024
+    levels: str = "uniform"
+    overflow: str = "widen"
+    headroom: float = 0.25
+    clip: float = 1 / 1024
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_range("bits", self.bits, "2, 3, 4 or 8", self.bits in (2, 3, 4, 8))
+        check_range(
+            "rotation", self.rotation, "'partial', 'full' or 'none'", self.rotation in ("partial", "full", "none")
+        )
+        check_range(
+            "block", self.block, "a power of two, at least 2", self.block >= 2 and not self.block & self.block - 1
+        )
+        check_range("levels", self.levels, "'uniform' or 'table'", self.levels in ("uniform", "table"))
+        check_range("overflow", self.overflow, "'widen' or 'saturate'", self.overflow in ("widen", "saturate"))
+        check_range("headroom", self.headroom, "in [0, 1]", 0 <= self.headroom <= 1)
+        check_range("clip", self.clip, "in [0, 1)", 0 <= self.clip < 1)
+        check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
+        if self.levels == "table" and (self.bits not in TABLES or self.overflow == "saturate"):
+            raise SpecError("levels=table goes with bits=2, 3 or 4 and overflow=widen")
+        if self.overflow == "saturate" and self.bits == 3:
+            raise SpecError("overflow=saturate goes with bits=2, 4 or 8, so that a byte holds whole codes")
+
+    @property
+    def top(self) -> int:
+        """The largest integer that a rank sends."""
+        return TABLES[self.bits][-1] // 2 if self.levels == "table" else int(2 ** (self.bits - 1) - 1)
+
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> THCState:
+        return THCState(step=0)
+
+    def _rows(self, ops: Ops, x: Array) -> Array:
+        """Cut into blocks; the last is filled up with zeros."""
+        n, block = int(x.shape[0]), self.block
+        if self.rotation == "full":
+            block = 2 ** (n - 1).bit_length()
+            while -n % block * _WASTE > n and block > 1:
+                block //= 2
+        return ops.reshape(ops.pad(x, n + -n % block), (-1, block))
+
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: THCState, world: World) -> Exchanging:
+        rows, flips = self._rows(ops, x), None
+        if self.rotation != "none":
+            flips = signs(ops, ops.seed(self.seed, bucket.seed, state.step, 0), rows)
+            rows = hadamard(ops, rows * flips)
+        largest = yield AllReduce(self._range(ops, rows), op="max")
+        wider = world.size**self.headroom if self.overflow == "saturate" else 1.0
+        limit = ops.reshape(largest, (-1, 1)) * wider
+
+        noise = ops.uniform(ops.seed(self.seed, bucket.seed, state.step, world.rank + 1), int(np.prod(rows.shape)))
+        u = ops.reshape(ops.cast(noise, bucket.dtype), tuple(rows.shape))
+        y = self._round(ops, rows / ops.where(limit > 0, limit, 1.0), u)
+        if self.overflow == "saturate":
+            codes = pack(ops, ops.cast(ops.reshape(y + self.top, (-1,)), "uint8"), self.bits)
+            summed = yield SaturatingSum(codes, self.bits, self.top)
+            total = ops.cast(unpack(ops, summed, self.bits, int(np.prod(rows.shape))), "int32") - self.top
+        else:
+            width = width_of(self.top * world.size)
+            summed = yield AllReduce(pack_lanes(ops, ops.cast(y, "int32"), width))
+            total = unpack_lanes(ops, summed, width, int(np.prod(rows.shape)))
+
+        unit = limit / self.top
+        decoded = self._decode(ops, _Sent(ops.reshape(total, tuple(rows.shape)), unit, flips), bucket.dtype)
+        return Exchange(decoded[: bucket.numel], _Sent(y, unit, flips), THCState(state.step + 1))
+
+    def _range(self, ops: Ops, rows: Array) -> Array:
+        """What this rank takes for the largest magnitude of each block."""
+        peaks = ops.absmax(rows)
+        if not self.clip or self.rotation == "none":
+            return peaks
+        inside = rows / ops.reshape(ops.where(peaks > 0, peaks, 1.0), (-1, 1))  # squares stay in range
+        rms = peaks * ops.sqrt(ops.sum(inside * inside) / int(rows.shape[1]))
+        return rms * NormalDist().inv_cdf(1 - self.clip / 2)
+
+    def _round(self, ops: Ops, x: Array, u: Array) -> Array:
+        """Round -1 .. 1 to integers in ``-top .. top``, at random between neighbours."""
+        if self.levels == "uniform":
+            return ops.clip(ops.floor(x * self.top + u), -self.top, self.top)
+        table = np.array(TABLES[self.bits], np.float64) - self.top
+        x = ops.clip(x * self.top, -self.top, self.top)
+        index = sum(ops.cast(x >= level, "int64") for level in table[1:-1])
+        flat, shape = ops.reshape(index, (-1,)), tuple(x.shape)
+        levels = ops.constant(table.astype(ops.dtype(x)))
+        low = ops.reshape(ops.take(levels, flat), shape)
+        step = ops.reshape(ops.take(levels, flat + 1), shape) - low
+        return ops.where(u * step < x - low, low + step, low)
+
+    def _decode(self, ops: Ops, sent: _Sent, dtype: str) -> Array:
+        rows = ops.cast(sent.y, dtype) * sent.unit
+        if sent.flips is not None:
+            rows = hadamard(ops, rows) * sent.flips
+        return ops.reshape(rows, (-1,))
+
+    def retain(self, ops: Ops, corrected: Array, sent: _Sent) -> Array:
+        return corrected - self._decode(ops, sent, ops.dtype(corrected))[: corrected.shape[0]]

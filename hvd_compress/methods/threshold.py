@@ -1,0 +1,36 @@
+"""Threshold: every rank sends what is larger than a fixed number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hvd_compress.bucket import Bucket
+from hvd_compress.collectives import Array, State
+from hvd_compress.methods.base import check_range
+from hvd_compress.methods.sparse import Sparse
+from hvd_compress.ops import Ops
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold(Sparse):
+    """Send ``S_i = {j : |p_i[j]| >= threshold}``, as many as there are. See `Sparse` for the exchange.
+
+    How many that is depends on the scale of the gradients, so the threshold must be tuned to the model; `SIDCo` does it
+    by itself.
+
+    Args:
+        threshold: Smallest magnitude that is sent; above 0.
+        values: ``"fp32"``, or ``"fp16"`` to send values in 16 bits.
+    """
+
+    name = "threshold"
+    paper = "Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, 2015"
+
+    threshold: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("threshold", self.threshold, "above 0", self.threshold > 0)
+
+    def select(self, ops: Ops, bucket: Bucket, x: Array, state: State) -> tuple[Array, State]:
+        return ops.nonzero(ops.abs(x) >= self.threshold), state

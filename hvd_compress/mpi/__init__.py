@@ -1,0 +1,28 @@
+"""Gradient compression over `mpi4py`: numpy arrays in, their means out. Neither Horovod nor a framework is needed.
+
+Use::
+
+    from mpi4py import MPI
+    from hvd_compress.mpi import Aggregator
+
+    aggregator = Aggregator("topk:ratio=0.01", comm=MPI.COMM_WORLD)
+    means = aggregator.step({"w": grad_w, "b": grad_b})
+"""
+
+from __future__ import annotations
+
+from hvd_compress.errors import MissingPackageError
+
+try:
+    import mpi4py.MPI
+except (ImportError, RuntimeError) as error:  # a RuntimeError where mpi4py is there, but no MPI library
+    raise MissingPackageError(
+        f"hvd_compress.mpi needs mpi4py and an MPI library ({error});"
+        " install them with: pip install 'hvd-compress[mpi]'"
+    ) from error
+
+from hvd_compress.mpi.aggregator import Aggregator
+
+__all__ = ["Aggregator"]
+
+del mpi4py

@@ -1,0 +1,171 @@
+"""`Aggregator`: what users of mpi4py call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, overload
+
+import numpy as np
+from mpi4py import MPI
+
+from hvd_compress import agreement
+from hvd_compress.errors import GradientError, StateError
+from hvd_compress.measure import vnmse
+from hvd_compress.merging import DEFAULT_MERGE, Gradient, Merge, check_merge, gradient
+from hvd_compress.methods.base import Method
+from hvd_compress.mpi.driver import Arr, Driver
+from hvd_compress.mpi.session import Session
+from hvd_compress.spec import parse, to_spec
+from hvd_compress.stats import Meter, Stats
+
+_FORMAT = "hvd_compress.mpi/1"
+
+_SOUND, _SPOILT, _REFUSED = range(3)
+"""What a rank says of its gradients before they are exchanged; the worst word counts for all."""
+
+
+class Aggregator:
+    """Means of numpy arrays over the ranks of an MPI communicator, compressed on their way.
+
+    A dict of named gradients is treated as a model: policies choose what is compressed, and tensors are merged. A bare
+    array is always compressed as a whole. It gives what `hvd_compress.LocalWorld` gives, up to the order in which MPI
+    sums; only saturating sums may clip elsewhere (`hvd_compress.mpi.operators.saturating_sum`).
+
+    All ranks make it together and call `step` together.
+
+    Args:
+        method: A method or its spec.
+        comm: An intracommunicator, of which a duplicate is used.
+        merge: See `hvd_compress.merging.plan`.
+
+    Raises:
+        SpecError: If the spec or ``merge`` cannot be.
+    """
+
+    def __init__(self, method: Method | str, comm: MPI.Comm = MPI.COMM_WORLD, merge: Merge = DEFAULT_MERGE) -> None:
+        check_merge(merge)
+        self.method = parse(method) if isinstance(method, str) else method
+        self.merge = merge
+        self._driver = Driver(comm)
+        self._meter = Meter()
+        self._session: Session | None = None
+        self._saved: Mapping[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"Aggregator({to_spec(self.method)!r}, merge={self.merge!r})"
+
+    @overload
+    def step(self, grads: Mapping[str, Arr]) -> dict[str, Arr]: ...
+
+    @overload
+    def step(self, grads: Arr) -> Arr: ...
+
+    def step(self, grads: Mapping[str, Arr] | Arr) -> dict[str, Arr] | Arr:
+        """Exchange the gradients of one step.
+
+        Args:
+            grads: This rank's gradient or gradients by name; they are left alone. The same names, shapes and dtypes
+                (float16, float32 or float64) on all ranks and in each step.
+
+        Returns:
+            The mean over the ranks, as far as the method tells: equal on all of them, in the shape and dtype of the
+            input. If any gradient of any rank is not finite, all of it is nan and no state changes.
+
+        Raises:
+            GradientError: If the gradients have changed or cannot be compressed, here or on another rank.
+            DisagreementError: In the first step, if the ranks differ in method, ``merge`` or gradients.
+            StateError: In the first step, if a state that was loaded does not fit the gradients.
+        """
+        if not isinstance(grads, Mapping):
+            return self._step({"": grads}, self.method.core)[""]
+        return self._step(grads, self.method)
+
+    def _step(self, grads: Mapping[str, Arr], method: Method) -> dict[str, Arr]:
+        problem: Exception | None = None
+        arrays: dict[str, Arr] = {}
+        try:
+            arrays = {name: np.asarray(grad) for name, grad in grads.items()}
+            session = self._fitting([gradient(name, a.shape, a.dtype.name) for name, a in arrays.items()], method)
+            verdict = _SOUND if all(np.isfinite(array).all() for array in arrays.values()) else _SPOILT
+        except Exception as error:  # whatever it is, the others must not wait for this rank
+            problem, verdict = error, _REFUSED
+        agreed = self._driver.highest(verdict)
+        self._meter.bytes_sent += 1
+        if problem is not None:
+            raise problem
+        if agreed == _REFUSED:
+            raise GradientError(
+                "another rank could not take part in this step, its own error says why; nothing was sent"
+            )
+
+        if self._session is None:
+            facts = agreement.describe(method, self.merge, session.gradients)
+            agreement.check(self._driver.gather_bytes(facts))
+            self._session, self._saved = session, None
+        if agreed == _SPOILT:
+            return {name: np.full_like(array, np.nan) for name, array in arrays.items()}
+        means = session.exchange(list(arrays.values()))
+        self._meter.steps += 1
+        self._meter.gradient_bytes += sum(array.nbytes for array in arrays.values())
+        return dict(zip(arrays, means, strict=True))
+
+    def _fitting(self, gradients: list[Gradient], method: Method) -> Session:
+        """The session of these gradients, in the first step a new one."""
+        if self._session is None:
+            session = Session(gradients, method, self.merge, self._driver, self._meter)
+            if self._saved is not None:
+                session.load_state_dict(self._saved)
+            return session
+        if gradients != self._session.gradients:
+            raise GradientError(
+                f"the gradients have changed: they were {self._session.gradients}, now they are {gradients}"
+            )
+        return self._session
+
+    def residual(self) -> dict[str, Arr]:
+        """What this rank has kept back, by gradient name (``""`` for a bare array); empty without error feedback."""
+        return self._session.residual() if self._session else {}
+
+    def stats(self) -> Stats:
+        """Bytes and time so far, on this rank, without steps that a non-finite gradient spoilt.
+
+        One byte for each step is what it takes to agree that all gradients are finite. Not counted: the comparison in
+        the first step, and the lengths that MPI needs to gather arrays of unequal length (8 bytes for each).
+        """
+        return self._meter.read(waits=True)._replace(vnmse=vnmse(self._session.states if self._session else []))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank would lose: residuals, warm starts, step counts.
+
+        Returns:
+            Numpy arrays, numbers and strings in dicts and lists. It belongs to this rank: each rank saves its own.
+        """
+        kept = self._session.state_dict() if self._session else self._saved
+        return {**(kept or {}), **self._origin()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; at once after the first step, else in the first step.
+
+        Args:
+            state: From `state_dict`, of the same rank; all ranks load theirs at the same place in the program.
+
+        Raises:
+            StateError: If it is not such a state, or of another method, merge, rank, world size or model. Nothing is
+                changed.
+        """
+        if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
+            raise StateError(f"this is not a state of an Aggregator: expected a dict with format={_FORMAT!r}")
+        for key, here in self._origin().items():
+            if state.get(key) != here:
+                raise StateError(
+                    f"this state was saved with {key}={state.get(key)!r} and cannot be restored with {key}={here!r}:"
+                    " restore with the same method and merge, and with as many ranks, each from its own file"
+                )
+        if self._session is not None:
+            self._session.load_state_dict(state)
+        else:
+            self._saved = state if "parameters" in state else None  # before its first step there is nothing to save
+
+    def _origin(self) -> dict[str, Any]:
+        world = self._driver.world._asdict()
+        return {"format": _FORMAT, "method": to_spec(self.method), "merge": self.merge, **world}

@@ -1,0 +1,50 @@
+"""One spec or more of every method, as users write them, for the tests on real Horovod."""
+
+from __future__ import annotations
+
+SPECS = [
+    "none",
+    "fp16",
+    "fp16:feedback=on",
+    "bf16",
+    "topk:ratio=0.05",
+    "topk:ratio=0.05,values=fp16,feedback=ef21",
+    "topk:ratio=0.05,every=2",
+    "threshold:threshold=2",
+    "dgc:ratio=0.05",
+    "sidco:ratio=0.05",
+    "gtopk:ratio=0.05",
+    "randomk:ratio=0.05",
+    "blockk:ratio=0.05",
+    "topkc:ratio=0.05,chunk=16",
+    "scalecom:ratio=0.05",
+    "qsgd",
+    "qsgd:bits=3,twoway=on",
+    "terngrad",
+    "natural",
+    "onebit",
+    "onebit:twoway=on",
+    "signsgd",
+    "signum",
+    "efsignsgd",
+    "efsignsgd:twoway=on",
+    "int8",
+    "thc",
+    "thc:rotation=full,overflow=saturate",
+    "loco",
+    "powersgd:rank=2",
+    "acpsgd:rank=2",
+    "homomorphic",
+]
+
+EACH_KIND = [
+    "bf16",
+    "topk:ratio=0.05",
+    "dgc:ratio=0.05",
+    "scalecom:ratio=0.05",
+    "efsignsgd:twoway=on",
+    "thc:rotation=full,overflow=saturate",
+    "acpsgd:rank=2",
+    "homomorphic",
+]
+"""Some that cover all ways to communicate, and all that a graph may have to choose while it runs."""

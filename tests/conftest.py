@@ -1,0 +1,15 @@
+"""Set-up of all tests."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import settings
+
+# Small arrays: threads would wait for each other more than they work. Before any framework is loaded.
+for variable in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
+    os.environ.setdefault(variable, "1")
+
+# How long an example takes depends on the machine and on what else it does.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")

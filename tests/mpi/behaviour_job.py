@@ -1,0 +1,163 @@
+"""One rank: what goes wrong on one rank is known to all, and a saved state goes on bit for bit."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from mpi.common import COMM, RANK, SIZE, assert_ranks_agree, assert_same, done, gradients, mine, refusal
+
+from hvd_compress import LocalWorld
+from hvd_compress.mpi import Aggregator
+
+LAST = SIZE - 1
+SPECS = ["topk:ratio=0.05", "int8", "powersgd:rank=2", "randomk:ratio=0.1", "onebit", "topk:warmup=4,measure=on"]
+
+
+def on_the_last(other: Any, usual: Any) -> Any:
+    """Something else on the last rank."""
+    return other if RANK == LAST else usual
+
+
+def a_bad_step_is_seen_by_all_and_changes_nothing(spec: str) -> None:
+    disturbed, calm = Aggregator(spec), Aggregator(spec)
+    for step in range(4):
+        grads = mine(gradients(step))
+        if step in (0, 2):
+            bad = {**grads, "w": on_the_last(np.full_like(grads["w"], [np.nan, np.inf][step // 2]), grads["w"])}
+            assert all(np.isnan(mean).all() for mean in disturbed.step(bad).values())
+        means = calm.step(grads)
+        assert_same(disturbed.step(grads), means)
+        assert_same(grads, mine(gradients(step)), "the input")
+    assert disturbed.stats().steps == 4
+    assert disturbed.stats().bytes_sent == calm.stats().bytes_sent + 2
+
+
+def disagreement_is_told_in_the_same_words() -> None:
+    grads = mine(gradients(0))
+    turned = dict(reversed(grads.items()))
+    cases: list[tuple[Callable[[], object], str]] = [
+        (
+            first_step(on_the_last("topk:ratio=0.02", "topk"), 2, grads),
+            f"'topk', rank {LAST} has 'topk:ratio=0.02'",
+        ),
+        (first_step("int8", on_the_last("layer", 2), grads), f"the merge: rank 0 has 2, rank {LAST} has 'layer'"),
+        (first_step("int8", 2, on_the_last(turned, grads)), "parameters: rank 0 has 'w'"),
+        (first_step("int8", 2, on_the_last(grads["w"], {"": grads["w"]})), "the method"),
+    ]
+    for call, words in cases:
+        kind, message = refusal(call)
+        assert kind == "DisagreementError" and words in message, (kind, message)
+        assert len(set(COMM.allgather(message))) == 1
+
+
+def first_step(spec: str, merge: Any, grads: Any) -> Callable[[], object]:
+    aggregator = Aggregator(spec, merge=merge)
+    return partial(aggregator.step, grads)
+
+
+def a_rank_that_cannot_take_part_leaves_nobody_waiting() -> None:
+    aggregator, calm = Aggregator("topk:ratio=0.05"), Aggregator("topk:ratio=0.05")
+    grads = mine(gradients(0))
+    for bad, words in [({"w": np.zeros((5, 5), int)}, "dtype int64"), ({"w": grads["w"][1:]}, "have changed")]:
+        if words == "have changed":
+            assert_same(aggregator.step(grads), calm.step(grads))
+        kind, message = refusal(partial(aggregator.step, on_the_last(bad, grads)))
+        assert kind == "GradientError" and on_the_last(words, "another rank") in message, (kind, message)
+    assert_same(aggregator.step(grads), calm.step(grads))
+
+
+def a_saved_state_goes_on_bit_for_bit(spec: str) -> None:
+    whole, broken = Aggregator(spec), Aggregator(spec)
+    for step in range(5):
+        if step == 2:  # a new one, which makes its first step after loading
+            broken = reborn(spec, broken)
+        if step == 4:  # one that has made steps of its own
+            other = Aggregator(spec)
+            other.step(mine(gradients(99)))
+            other.load_state_dict(broken.state_dict())
+            broken = other
+        assert_same(broken.step(mine(gradients(step))), whole.step(mine(gradients(step))), spec)
+        assert_same(broken.residual(), whole.residual(), spec)
+
+
+def reborn(spec: str, old: Aggregator) -> Aggregator:
+    """A new one with the state of an old one, through a file that holds arrays, numbers and strings only."""
+    saved, file = old.state_dict(), io.BytesIO()
+    leaves = {f"{key}/{path}": leaf for key, bucket in saved["buckets"].items() for path, leaf in bucket.items()}
+    np.savez(file, **leaves)
+    file.seek(0)
+    for name, leaf in np.load(file, allow_pickle=False).items():
+        key, path = name.split("/")
+        saved["buckets"][key][path] = leaf
+    new = Aggregator(spec)
+    new.load_state_dict(saved)
+    assert new.state_dict() == saved  # saved again before the first step, nothing is lost
+    return new
+
+
+def a_state_that_does_not_fit_changes_nothing() -> None:
+    aggregator = Aggregator("powersgd:rank=2")
+    grads = mine(gradients(0))
+    Aggregator("powersgd:rank=2").load_state_dict(aggregator.state_dict())
+    aggregator.step(grads)
+    saved, before = aggregator.state_dict(), repr(aggregator.state_dict())
+    # The first bucket fits, the last one does not: neither is taken.
+    *_, key = saved["buckets"]
+    broken = {path: np.zeros(3) for path in saved["buckets"][key]}
+    zeros = {path: np.zeros_like(leaf) for path, leaf in saved["buckets"]["b0"].items()}
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"format": "hvd_compress.torch/1"}, "format='hvd_compress.mpi/1'"),
+        ({"rank": RANK + 1}, f"rank={RANK + 1} and cannot be restored with rank={RANK}"),
+        ({"size": SIZE + 1}, f"size={SIZE + 1}"),
+        ({"method": "int8"}, "method='int8'"),
+        ({"merge": "layer"}, "merge='layer'"),
+        ({"parameters": [["v", [3], "float32"]]}, "the gradients [['v', [3], 'float32']]"),
+        ({"parameters": None}, "the gradients None"),
+        ({"buckets": {}}, "saved buckets []"),
+        ({"buckets": {**saved["buckets"], "b0": zeros, key: broken}}, f"of bucket {key!r} does not fit"),
+    ]
+    for change, words in changes:
+        kind, message = refusal(partial(aggregator.load_state_dict, {**saved, **change}))
+        assert kind == "StateError" and words in message, (change, kind, message)
+        assert repr(aggregator.state_dict()) == before
+
+    fresh = Aggregator("powersgd:rank=2")  # finds out in its first step, and tells the others
+    fresh.load_state_dict({**saved, "parameters": on_the_last([["v", [3], "float32"]], saved["parameters"])})
+    kind, message = refusal(lambda: fresh.step(grads))
+    assert kind == on_the_last("StateError", "GradientError"), (kind, message)
+
+
+def a_bare_array_is_compressed_as_a_whole() -> None:
+    xs = [np.random.default_rng(rank).standard_normal((9, 5)) for rank in range(SIZE)]
+    aggregator, world = Aggregator("topk:ratio=0.1"), LocalWorld("topk:ratio=0.1", SIZE)
+    mean = aggregator.step(xs[RANK])
+    assert np.count_nonzero(mean) <= 5 * SIZE
+    np.testing.assert_array_equal(mean, world.step(xs)[RANK])
+    assert_same(aggregator.residual(), world.residual(RANK))
+
+
+def a_part_of_the_ranks_can_have_one_of_its_own() -> None:
+    """Groups of unequal size, each with its own communicator; numbers of others in between do not disturb."""
+    group = COMM.Split(RANK % 2, RANK)
+    aggregator = Aggregator("topk:ratio=0.2", comm=group)
+    ranks = range(RANK % 2, SIZE, 2)
+    xs = [np.arange(40.0) * (rank + 1) for rank in ranks]
+    wanted = LocalWorld("topk:ratio=0.2", len(ranks)).step(xs)[RANK // 2]
+    np.testing.assert_array_equal(aggregator.step(xs[RANK // 2]), wanted)
+    assert_ranks_agree({"again": Aggregator("none").step(np.ones(3) * RANK)})
+
+
+if __name__ == "__main__":
+    for spec in SPECS:
+        a_bad_step_is_seen_by_all_and_changes_nothing(spec)
+        a_saved_state_goes_on_bit_for_bit(spec)
+    disagreement_is_told_in_the_same_words()
+    a_rank_that_cannot_take_part_leaves_nobody_waiting()
+    a_state_that_does_not_fit_changes_nothing()
+    a_bare_array_is_compressed_as_a_whole()
+    a_part_of_the_ranks_can_have_one_of_its_own()
+    done()

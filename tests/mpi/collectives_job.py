@@ -1,0 +1,118 @@
+"""One rank: every collective is what its message says, on arrays so large that MPI cuts them up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from itertools import permutations
+
+import numpy as np
+from mpi.common import COMM, RANK, SIZE, Arr, assert_ranks_agree, done
+
+from hvd_compress import LocalWorld
+from hvd_compress.bucket import Bucket
+from hvd_compress.collectives import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Array,
+    Broadcast,
+    Collective,
+    Exchange,
+    Exchanging,
+    SaturatingSum,
+    State,
+    World,
+)
+from hvd_compress.local import perform
+from hvd_compress.methods.base import Method
+from hvd_compress.mpi import Aggregator
+from hvd_compress.mpi.driver import Driver
+from hvd_compress.ops import Ops
+from hvd_compress.packing import pack, unpack
+
+N = 200_003
+DRIVER = Driver(COMM)
+
+
+@dataclass(frozen=True)
+class Codes(Method):
+    """Rounds to integers of a few bits and adds them up with saturation."""
+
+    bits: int
+    zero: int
+
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
+        top = 2**self.bits - 1
+        codes = ops.cast(ops.clip(ops.floor(x), -self.zero, top - self.zero) + self.zero, "uint8")
+        data = yield SaturatingSum(pack(ops, codes, self.bits), self.bits, self.zero)
+        total = ops.cast(unpack(ops, data, self.bits, bucket.numel), bucket.dtype) - self.zero
+        return Exchange(total, None, state)
+
+
+def integers(low: int, high: int) -> list[Arr]:
+    """Integers of each rank in ``low .. high``."""
+    rng = np.random.default_rng(0)
+    return [rng.integers(low, high + 1, N).astype(np.float64) for _ in range(SIZE)]
+
+
+def saturating_sums(bits: int, zero: int) -> None:
+    method, low, high = Codes(bits, zero), -zero, 2**bits - 1 - zero
+    aggregator = Aggregator(method)
+
+    xs = integers(low, high)  # many sums leave the range
+    total = np.rint(aggregator.step(xs[RANK]) * SIZE)
+    assert_ranks_agree({"total": total})
+    assert np.any(total != sum(xs))
+    if SIZE == 2:
+        np.testing.assert_array_equal(total, np.rint(LocalWorld(method, SIZE).step(xs)[RANK] * SIZE))
+    orders = [reduce(lambda a, b: np.clip(a + b, low, high), order) for order in permutations(xs)]
+    assert np.all(np.any([total == folded for folded in orders], axis=0)), f"{method}: no order of additions gives this"
+
+    xs = integers(-(zero // SIZE), high // SIZE)  # none can
+    np.testing.assert_array_equal(np.rint(aggregator.step(xs[RANK]) * SIZE), sum(xs))
+    assert aggregator.stats().bytes_sent == 2 * (-(-N * bits // 8) + 1)
+
+
+def reductions(dtype: str) -> None:
+    arrays = [a.astype(dtype) for a in integers(-600, 600)]  # sums are exact in float16 as well
+    for message in (
+        AllReduce(arrays[RANK]),
+        AllReduce(arrays[RANK], "max"),
+        AllReduce(arrays[RANK].copy(), donate=True),
+    ):
+        (wanted, *_) = perform([message._replace(array=array) for array in arrays], SIZE)
+        got = DRIVER.perform(message)
+        assert got.dtype == wanted.dtype
+        np.testing.assert_array_equal(got, wanted)
+        np.testing.assert_array_equal(arrays[RANK], integers(-600, 600)[RANK])
+    assert DRIVER.perform(AllReduce(np.ones((), dtype))).shape == ()
+
+
+def movements() -> None:
+    rng = np.random.default_rng(1)
+    fixed = [rng.integers(0, 256, 1001, np.uint8) for _ in range(SIZE)]
+    ragged = [rng.integers(0, 256, 500 * (SIZE - rank - 1), np.uint8) for rank in range(SIZE)]  # the last has none
+    halves = [rng.standard_normal((3, 5)).astype(np.float16) for _ in range(SIZE)]
+    tables = [rng.integers(0, 256, (77, SIZE), np.uint8).T for _ in range(SIZE)]  # not in the order of memory
+    groups: list[list[Collective]] = [
+        [AllGather(array) for array in fixed],
+        [AllGather(array, ragged=True) for array in ragged],
+        [AllToAll(array) for array in tables],
+        [Broadcast(array, SIZE - 1) for array in halves],
+        [AllGather(np.zeros(0, np.uint8)) for _ in range(SIZE)],
+    ]
+    for messages in groups:
+        got, wanted = DRIVER.perform(messages[RANK]), perform(messages, SIZE)[RANK]
+        assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
+        np.testing.assert_array_equal(got, wanted)
+        assert not np.shares_memory(got, messages[RANK].array)
+
+
+if __name__ == "__main__":
+    for bits, zero in [(1, 0), (2, 1), (4, 7), (4, 8), (8, 127), (8, 0)]:
+        saturating_sums(bits, zero)
+    for dtype in ("float16", "float32", "float64", "int32", "int64"):
+        reductions(dtype)
+    movements()
+    done()

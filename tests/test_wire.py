@@ -1,0 +1,159 @@
+"""What the library says it sends is what the network device counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from launching import CONTROLLERS, ENVIRONMENT
+from wire.gradients import LARGE, STEPS, gradient
+
+from hvd_compress import LocalWorld
+from hvd_compress.methods import REGISTRY
+
+VARIANTS = {
+    # Payloads well above what Horovod's coordination takes.
+    "topk": ["topk:ratio=0.1", "topk:ratio=0.1,values=fp16"],
+    "threshold": ["threshold:threshold=2"],
+    "dgc": ["dgc:ratio=0.1"],
+    "sidco": ["sidco:ratio=0.1"],
+    "gtopk": ["gtopk:ratio=0.1"],
+    "randomk": ["randomk:ratio=0.1"],
+    "blockk": ["blockk:ratio=0.1"],
+    "topkc": ["topkc:ratio=0.1"],
+    "scalecom": ["scalecom:ratio=0.1"],
+    "powersgd": ["powersgd:rank=16"],
+    "acpsgd": ["acpsgd:rank=16"],
+    # Both forms of those that have two.
+    "bf16": ["bf16:twoway=off", "bf16"],
+    "qsgd": ["qsgd", "qsgd:twoway=on"],
+    "terngrad": ["terngrad", "terngrad:twoway=on"],
+    "natural": ["natural", "natural:twoway=on"],
+    "onebit": ["onebit", "onebit:twoway=on"],
+    "efsignsgd": ["efsignsgd", "efsignsgd:twoway=on"],
+    "signsgd": ["signsgd:twoway=off", "signsgd"],
+}
+"""Specs of a method; the default spec, where none are given."""
+
+SPECS = {
+    2: [spec for name in REGISTRY for spec in VARIANTS.get(name, [name])],
+    3: [VARIANTS.get(name, [name])[-1] for name in REGISTRY],  # a size that divides nothing, for the two-way forms
+}
+CASES = [(ranks, spec) for ranks, specs in SPECS.items() for spec in specs]
+
+CARRIER = 8
+"""Bytes of the scalar that travels as the gradient's own allreduce, unless the payload itself does."""
+
+CYCLE = 10
+"""Milliseconds between two rounds of Horovod's coordination: rarer than by default, as they are counted too."""
+
+HEADERS = 0.03
+"""At most, of the payload. TCP's headers and acknowledgements were 0.1 to 0.3 % on a quiet machine, 1 % on a busy."""
+
+NOISE = {"own": 4096, "shared": 2**17}
+"""Bytes for each rank: how far the coordination of two equal runs may differ, some segments that TCP sends twice when
+the machine is busy (1500 bytes in a network of the job's own, else 64 KiB), and on a shared device others' traffic."""
+
+
+def wire_bytes(kind: str, payloads: list[int]) -> float:
+    """What all ranks together send, given what each hands over; allreduce and allgather are rings in Gloo.
+
+    An allreduce passes every part of the array round twice, once to be summed and once to be spread: ``2 (n - 1) / n``
+    of the array from each rank. An allgather passes each rank's array on n - 1 times. An alltoall keeps a rank's own
+    row, ``1 / n`` of its array, at home. A broadcast reaches n - 1 ranks.
+    """
+    n = len(payloads)
+    share = {"AllReduce": 2 * (n - 1) / n, "AllGather": n - 1, "AllToAll": (n - 1) / n, "Broadcast": (n - 1) / n}
+    return share[kind] * sum(payloads)
+
+
+@cache
+def own_network() -> list[str]:
+    """A command's prefix that runs it where nobody else uses the loopback device; empty where that is not allowed."""
+    prefix = ["unshare", "--map-root-user", "--net", "sh", "-c", 'ip link set lo mtu 1500 up && exec "$@"', "sh"]
+    try:
+        return [] if subprocess.run([*prefix, "true"], capture_output=True).returncode else prefix
+    except FileNotFoundError:
+        return []
+
+
+@cache
+def outcome(ranks: int) -> tuple[str, str]:
+    """What a job of so many ranks measured for all specs, and its output; made once, be it a failure."""
+    bin_folder, job = Path(sys.executable).parent, Path(__file__).resolve().parent / "wire" / "job.py"
+    command = ["timeout", "300", bin_folder / "horovodrun", *CONTROLLERS["gloo"], "--network-interface", "lo"]
+    with TemporaryDirectory() as folder:
+        out = Path(folder, "report.json")
+        command += ["-np", ranks, "-H", f"localhost:{ranks}", sys.executable, job, out, *SPECS[ranks]]
+        result = subprocess.run(
+            [*own_network(), *map(str, command)],
+            env={**os.environ, **ENVIRONMENT, "HOROVOD_CYCLE_TIME": str(CYCLE)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        return "" if result.returncode else out.read_text(), result.stdout
+
+
+@pytest.fixture
+def report(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What a job of so many ranks measured."""
+    measured, output = outcome(request.param)
+    assert measured, output
+    return {"ranks": request.param, **json.loads(measured)}
+
+
+def payload(measured: dict[str, Any]) -> float:
+    """The bytes of the payloads on the wire, of all messages and ranks."""
+    rounds = zip(*measured["messages"], strict=True)
+    return sum(wire_bytes(messages[0][0], [size for _, size in messages]) for messages in rounds)
+
+
+@pytest.mark.parametrize(("report", "spec"), CASES, indirect=["report"])
+def test_the_device_counts_the_payload(report: dict[str, Any], spec: str) -> None:
+    """The large gradient against the small one, so that what collectives cost besides their payload cancels out.
+
+    What is left of it is the coordination in the time by which one takes longer than the other. A machine that was
+    busier or less so when that rate was measured may have it wrong by half.
+    """
+    small, large = report["specs"][spec]["small"], report["specs"][spec]["large"]
+    expected, counted = payload(large) - payload(small), large["device"] - small["device"]
+    besides = 2 * report["idle"] * abs(large["seconds"] - small["seconds"])
+    besides += NOISE["own" if own_network() else "shared"] * report["ranks"]
+    assert 0.99 * expected - besides <= counted <= (1 + HEADERS) * expected + besides
+
+
+@pytest.mark.parametrize(("report", "spec"), CASES, indirect=["report"])
+def test_stats_and_local_world_say_what_is_handed_over(report: dict[str, Any], spec: str) -> None:
+    large, world = report["specs"][spec]["large"], LocalWorld(spec, size=report["ranks"])
+    for step in range(STEPS):
+        world.step({"weight": [gradient(LARGE, rank, step) for rank in range(world.size)]})
+    handed = sum(size for _, size in large["messages"][0])
+    assert handed == world.bytes_sent > 0
+    assert large["said"] == handed + (0 if large["linear"] else CARRIER * STEPS)
+
+
+@pytest.mark.parametrize(
+    ("spec", "bits"),
+    [
+        ("efsignsgd", 1.01),
+        ("onebit", 1.01),
+        ("terngrad", 2.01),
+        ("qsgd:bits=4", 4.1),
+        ("topk:ratio=0.01,values=fp16", 0.48),
+        ("topkc:ratio=0.01", 0.45),
+    ],
+)
+def test_bits_per_coordinate_of_a_large_gradient(spec: str, bits: float) -> None:
+    """Scales, counts and indices included, of the 25 million coordinates of a ResNet-50."""
+    world = LocalWorld(spec, size=1)
+    world.step([np.zeros(25_000_000, np.float32)])
+    assert 0.9 * int(bits) < 8 * world.bytes_sent / 25e6 <= bits
