@@ -22,8 +22,8 @@ setup: ## Make .venv with all that is needed, Horovod included (nothing to do th
 demo: setup ## Show what the package does, on this machine
 	$(VENV)/python examples/demo.py
 
-test: setup ## Run the tests: in one process, then under horovodrun with 2 and 3 ranks
-	$(VENV)/python -m pytest
+test: setup ## Run the tests: of the package, then under horovodrun with 2 and 3 ranks
+	$(VENV)/python -m pytest -n 2 --dist loadfile
 	$(VENV)/python tests/parallel/run.py
 
 check: setup ## Lint, check the types, and build the wheel and the sdist

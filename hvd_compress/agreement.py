@@ -43,15 +43,15 @@ def refuse_elastic() -> None:
 
 
 def refuse_momentum(method: Method, optimizer_momentum: float) -> None:
-    """Refuse to have momentum twice, in the method and in the optimizer, which would be a far larger step.
+    """Refuse to have momentum twice, in the method and in the optimizer, which would make far larger steps.
 
     Raises:
-        UnsupportedError: If both have it.
+        UnsupportedError: If the optimizer has momentum and the method wants it to have none.
     """
-    if method.has_momentum and optimizer_momentum:
+    if method.needs_plain_sgd and optimizer_momentum:
         raise UnsupportedError(
-            f"the optimizer has a momentum of {optimizer_momentum:g}, but {to_spec(method)} has momentum of its own:"
-            " give the optimizer none (SGD with momentum=0), or turn the method's off (momentum=0; of signum, beta=0)"
+            f"the optimizer has a momentum of {optimizer_momentum:g}, which does not go with {to_spec(method)}: give"
+            " the optimizer none (SGD with momentum=0), or the method (momentum=0; of signum, beta=0; delay=0)"
         )
 
 

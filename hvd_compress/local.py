@@ -27,6 +27,7 @@ from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.spec import parse
+from hvd_compress.state import residual_of
 
 Arr: TypeAlias = npt.NDArray[Any]
 Running: TypeAlias = "Generator[Collective, Any, Exchange]"
@@ -99,7 +100,7 @@ class LocalWorld:
         """What a rank has kept back, by gradient name (``""`` for a bare array); empty without error feedback."""
         kept: dict[str, Arr] = {}
         for planned, states in zip(self._plan, self._states, strict=True):
-            residual = _find_residual(states[rank])
+            residual = residual_of(states[rank])
             if residual is not None:
                 pieces = np.split(np.asarray(residual), np.cumsum(planned.bucket.sizes)[:-1])
                 for i, piece in zip(planned.members, pieces, strict=True):
@@ -227,13 +228,3 @@ def perform(messages: list[Collective], size: int) -> list[Any]:
         return [np.stack([array[rank] for array in arrays]) for rank in range(size)]
     assert isinstance(first, Broadcast)
     return [arrays[first.root].copy() for _ in arrays]
-
-
-def _find_residual(state: State) -> Arr | None:
-    """The residual in a state, however deep it is wrapped."""
-    while state != () and hasattr(state, "_fields"):
-        if "residual" in state._fields:
-            found: Arr = state.residual
-            return found
-        state = getattr(state, "inner", ())
-    return None

@@ -162,7 +162,7 @@ class MomentumCorrection(Wrapper):
         check_range("clip_norm", self.clip_norm, "at least 0", self.clip_norm >= 0)
 
     @property
-    def has_momentum(self) -> bool:
+    def needs_plain_sgd(self) -> bool:
         return True
 
     def init(self, ops: Ops, bucket: Bucket, size: int) -> MomentumCorrectionState:
@@ -223,7 +223,7 @@ class Momentum(Wrapper):
         check_range("momentum", self.momentum, "in (0, 1)", 0 < self.momentum < 1)
 
     @property
-    def has_momentum(self) -> bool:
+    def needs_plain_sgd(self) -> bool:
         return True
 
     def init(self, ops: Ops, bucket: Bucket, size: int) -> MomentumState:

@@ -76,8 +76,8 @@ class ByName(Method):
         return next((method for pattern, method in self.rules if fnmatchcase(name, pattern)), Dense())
 
     @property
-    def has_momentum(self) -> bool:
-        return any(method.has_momentum for _, method in self.rules)
+    def needs_plain_sgd(self) -> bool:
+        return any(method.needs_plain_sgd for _, method in self.rules)
 
     @property
     def core(self) -> Method:
@@ -220,8 +220,8 @@ class Phases(Method):
             raise SpecError(f"phases begin at the steps {begins}; they must be whole numbers that grow, the first 0")
 
     @property
-    def has_momentum(self) -> bool:
-        return any(method.has_momentum for _, method in self.phases)
+    def needs_plain_sgd(self) -> bool:
+        return any(method.needs_plain_sgd for _, method in self.phases)
 
     @property
     def core(self) -> Method:
@@ -289,9 +289,10 @@ class Delayed(Wrapper):
         g_i[t] - g_i[t-1] + mean_j C(g_j)[t-1]           and in every k-th step, for correction,
                 - g_i[t-1] + mean_j C(g_j)[t-1] + mean_j g_j[t]
 
-    so its weights are those of delayed training plus one step of its own, as in the paper, whatever the learning rate
-    (as long as it is constant, and the optimizer is SGD, with or without momentum). Weights differ between ranks but
-    after a correction: save checkpoints and evaluate there. The exchange itself is still waited for in its step, so
+    so its weights are those of delayed training plus one step of its own, as in the paper, as long as the optimizer is
+    SGD without momentum, at a learning rate that stays the same between corrections. Weights differ between ranks by
+    these steps, and agree after a correction: save checkpoints and evaluate there. They agree up to rounding, whose
+    traces add up, so broadcast the parameters now and then. The exchange itself is still waited for in its step, so
     this shows what delay does to convergence; it does not hide communication yet.
 
     Args:
@@ -300,6 +301,10 @@ class Delayed(Wrapper):
     """
 
     every: int = 10
+
+    @property
+    def needs_plain_sgd(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         check_range("delay", self.every, "0, or at least 2", self.every >= 2)

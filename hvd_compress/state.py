@@ -32,6 +32,11 @@ def unflatten(like: State, leaves: Mapping[str, Any], path: str = "") -> State:
     return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
 
 
+def residual_of(state: State) -> Any:
+    """The residual in a state, however deep it is wrapped; None if there is none."""
+    return next((leaf for path, leaf in flatten(state).items() if path.rpartition(".")[2] == "residual"), None)
+
+
 def _children(state: tuple[Any, ...]) -> list[tuple[str, Any]]:
     names = getattr(state, "_fields", None) or map(str, range(len(state)))
     return list(zip(names, state, strict=True))

@@ -9,9 +9,15 @@ from hvd_compress.bench.docstrings import read
 from hvd_compress.bench.inputs import RMS, gaussian
 from hvd_compress.errors import SpecError
 from hvd_compress.local import LocalWorld
+from hvd_compress.measure import Measured
+from hvd_compress.memory import EF21, ErrorFeedback, Momentum, MomentumCorrection
 from hvd_compress.methods import REGISTRY, MethodInfo, methods
 from hvd_compress.methods.base import Method
+from hvd_compress.policy import ByName, Delayed, Phases, Schedule, Selective
 from hvd_compress.spec import nearest, parse
+
+MEMORIES: tuple[type[Method], ...] = (ErrorFeedback, EF21, MomentumCorrection, Momentum)
+POLICIES: tuple[type[Method], ...] = (Selective, ByName, Schedule, Phases, Delayed, Measured)
 
 SIDE = 512
 RANKS = 4
@@ -92,13 +98,15 @@ def catalogue() -> str:
     head = _HEAD.format(side=SIDE, rms=RMS, ranks=RANKS)
     shared = [f"### {cls.__name__}\n\n{read(cls).text}" for cls in families()]
     parts = [head, _overview(), *map(section, REGISTRY), "## What methods share", *shared]
+    for title, classes in {"## Memories": MEMORIES, "## Policies": POLICIES}.items():
+        parts += [title, *(f"### {cls.__name__}\n\n{read(cls).text}" for cls in classes)]
     return _linked("\n\n".join(parts)) + "\n"
 
 
 def _linked(text: str) -> str:
     """Make links of the names of classes."""
     anchors = {cls.__name__: name for name, cls in REGISTRY.items()}
-    anchors |= {cls.__name__: cls.__name__.lower() for cls in families()}
+    anchors |= {cls.__name__: cls.__name__.lower() for cls in (*families(), *MEMORIES, *POLICIES)}
     for name, anchor in anchors.items():
         text = text.replace(f"`{name}`", f"[{name}](#{anchor})")
     return text

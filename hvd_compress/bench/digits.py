@@ -37,7 +37,7 @@ def digits_gradients(ranks: int) -> list[dict[str, npt.NDArray[Any]]]:
     except ImportError as error:
         raise MissingPackageError(
             f"the input 'digits' needs PyTorch and scikit-learn ({error}); install them with: pip install torch"
-            " scikit-learn, or leave it out: --inputs gaussian,blocky,shuffled"
+            " scikit-learn, or leave it out: --inputs gaussian,blocky,shuffled,embedding"
         ) from error
     if ranks > IMAGES // BATCH:
         raise SpecError(f"ranks={ranks} is not allowed: the digits have minibatches for 1 to {IMAGES // BATCH} ranks")

@@ -19,6 +19,8 @@ Arr = npt.NDArray[Any]
 SEED = 2024
 RMS = 0.003
 """Root mean square of the synthetic gradients: about that of the digits, so that fixed thresholds fit all inputs."""
+ROW = 64
+"""Coordinates in a row of `embedding`."""
 NEIGHBOURS = 256
 """Coordinates in a row that have the same magnitude in `blocky`."""
 
@@ -77,6 +79,17 @@ def shuffled(size: int, ranks: int) -> Sample:
     return _synthetic("shuffled", [x[order] for x in blocky(size, ranks).ranks])
 
 
+def embedding(size: int, ranks: int) -> Sample:
+    """Gradients of an embedding: each rank has used 1% of its rows of 64, and the others are zero."""
+    rng, draws = np.random.default_rng(SEED), []
+    rows = -(-size // ROW)
+    for _ in range(ranks):
+        used = np.zeros((rows, 1))
+        used[rng.permutation(rows)[: max(1, rows // 100)]] = 10 * RMS
+        draws.append((used * rng.standard_normal((rows, ROW))).ravel()[:size])
+    return _synthetic("embedding", draws)
+
+
 def digits(size: int, ranks: int) -> Sample:
     """Gradients of a small CNN on scikit-learn's digits, a minibatch for each rank; has a size of its own (151,306)."""
     del size
@@ -89,6 +102,7 @@ INPUTS: dict[str, Callable[[int, int], Sample]] = {
     "gaussian": gaussian,
     "blocky": blocky,
     "shuffled": shuffled,
+    "embedding": embedding,
     "digits": digits,
 }
 

@@ -41,8 +41,8 @@ class Method(ABC):
         return type(self).retain is not Method.retain
 
     @property
-    def has_momentum(self) -> bool:
-        """Whether it has momentum, so that the optimizer must have none."""
+    def needs_plain_sgd(self) -> bool:
+        """Whether the optimizer must have no momentum, as the method has it or could not cope with it."""
         return False
 
     @property
@@ -127,8 +127,8 @@ class Wrapper(Method):
     inner: Method
 
     @property
-    def has_momentum(self) -> bool:
-        return self.inner.has_momentum
+    def needs_plain_sgd(self) -> bool:
+        return self.inner.needs_plain_sgd
 
     def compresses(self, shape: Shape) -> bool:
         return self.inner.compresses(shape)

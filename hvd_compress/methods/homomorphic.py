@@ -14,7 +14,8 @@ import numpy.typing as npt
 from hvd_compress.bucket import Bucket, Shape
 from hvd_compress.collectives import AllReduce, Array, Branch, Exchange, Exchanging, SaturatingSum, World
 from hvd_compress.methods.base import Method, check_range, count
-from hvd_compress.ops import MIX, Ops, mix_seed, second_key
+from hvd_compress.ops import Ops, mix_seed
+from hvd_compress.ops.numpy import hash_indices
 from hvd_compress.packing import pack, unpack
 
 Arr = npt.NDArray[Any]
@@ -170,7 +171,7 @@ class Sketch(NamedTuple):
 
     def _places(self, indices: Arr, key: int) -> Arr:
         """The cells of each index, shape ``(n, HASHES)``."""
-        hashes = [_hash(mix_seed(key, number), indices) for number in range(HASHES)]
+        hashes = [hash_indices(mix_seed(key, number), indices).astype(np.int64) for number in range(HASHES)]
         return np.stack([(h * self.table >> 32) + self.table * number for number, h in enumerate(hashes)], axis=1)
 
     def _peel(self, cells: Arr) -> Iterator[tuple[Arr, Arr]]:
@@ -199,15 +200,3 @@ def _sketched(ops: Ops, x: Array, sketch: Sketch, union: Array, key: Array) -> E
 
 def _dense(x: Array) -> Exchanging:
     return Exchange((yield AllReduce(x, donate=True)), None, ())
-
-
-def _hash(seed: int, indices: Arr) -> Arr:
-    """The hash of `Ops.uniform`, of any indices: int64 below 2**32."""
-    x = indices.astype(np.uint32) ^ np.uint32(seed)
-    x ^= x >> np.uint32(16)
-    x *= np.uint32(MIX[0])
-    x ^= x >> np.uint32(15)
-    x += np.uint32(second_key(seed))
-    x *= np.uint32(MIX[1])
-    x ^= x >> np.uint32(16)
-    return x.astype(np.int64)

@@ -106,7 +106,7 @@ class Signum(SignSGD):
         check_range("beta", self.beta, "in [0, 1)", 0 <= self.beta < 1)
 
     @property
-    def has_momentum(self) -> bool:
+    def needs_plain_sgd(self) -> bool:
         return self.beta > 0
 
     def init(self, ops: Ops, bucket: Bucket, size: int) -> SignState:

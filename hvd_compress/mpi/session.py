@@ -13,7 +13,7 @@ from hvd_compress.merging import Gradient, Merge, Planned, plan
 from hvd_compress.methods.base import Method
 from hvd_compress.mpi.driver import Arr, Driver
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.state import flatten, unflatten
+from hvd_compress.state import flatten, residual_of, unflatten
 from hvd_compress.stats import Meter, Phase
 
 
@@ -76,8 +76,7 @@ class Session:
         """What this rank has kept back, by gradient name."""
         kept: dict[str, Arr] = {}
         for planned, state in zip(self._plan, self.states, strict=True):
-            named = ((path.rpartition(".")[2], leaf) for path, leaf in flatten(state).items())
-            residual = next((leaf for name, leaf in named if name == "residual"), None)
+            residual = residual_of(state)
             if residual is not None:
                 for i, piece in zip(planned.members, _cut(planned, residual), strict=True):
                     kept[self.gradients[i].name] = piece.reshape(self.gradients[i].shape).copy()

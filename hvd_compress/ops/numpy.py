@@ -146,21 +146,11 @@ class NumpyOps:
     def seed(self, *parts: Any) -> int:
         return mix_seed(*parts)
 
-    def _hash(self, seed: int, n: int) -> npt.NDArray[np.uint32]:
-        x = np.arange(n, dtype=np.uint32) ^ np.uint32(seed)
-        x ^= x >> np.uint32(16)
-        x *= np.uint32(MIX[0])
-        x ^= x >> np.uint32(15)
-        x += np.uint32(second_key(seed))
-        x *= np.uint32(MIX[1])
-        x ^= x >> np.uint32(16)
-        return x
-
     def uniform(self, seed: int, n: int) -> Arr:
-        return (self._hash(seed, n) >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
+        return (hash_indices(seed, np.arange(n)) >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
 
     def below(self, seed: int, bounds: Arr) -> Arr:
-        return (self._hash(seed, bounds.size).astype(np.int64) * bounds) >> 32
+        return (hash_indices(seed, np.arange(bounds.size)).astype(np.int64) * bounds) >> 32
 
     def stage(self, step: Any, boundaries: Sequence[int]) -> int:
         return sum(int(step) >= boundary for boundary in boundaries)
@@ -170,3 +160,15 @@ class NumpyOps:
 
     def on_host(self, function: Callable[..., Any], dtype: str, shape: Shape, *arrays: Arr) -> Arr:
         return np.asarray(function(*arrays), dtype).reshape(shape)
+
+
+def hash_indices(seed: int, indices: Arr) -> npt.NDArray[np.uint32]:
+    """The hash that makes random numbers, of any indices below 2**32."""
+    x = indices.astype(np.uint32) ^ np.uint32(seed)
+    x ^= x >> np.uint32(16)
+    x *= np.uint32(MIX[0])
+    x ^= x >> np.uint32(15)
+    x += np.uint32(second_key(seed))
+    x *= np.uint32(MIX[1])
+    x ^= x >> np.uint32(16)
+    return x

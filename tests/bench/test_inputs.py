@@ -47,6 +47,13 @@ def test_shuffled_is_blocky_in_another_order() -> None:
     np.testing.assert_array_equal(a, b)
 
 
+def test_embeddings_are_mostly_zero() -> None:
+    ranks = np.array(sample("embedding", 64_000, 4).ranks)
+    rows = ranks.reshape(4, 1000, 64).any(axis=2)
+    np.testing.assert_array_equal(rows.sum(axis=1), 10)
+    assert 30 < rows.any(axis=0).sum() <= 40
+
+
 def test_digits_are_the_gradients_of_the_example() -> None:
     digits = sample("digits", 1, 2)
     assert digits.shapes["0.weight"] == (32, 1, 3, 3) and digits.shapes["6.weight"] == (128, 1024)

@@ -143,7 +143,7 @@ def test_denser_gradients_are_sent_as_they_are(framework: str, ranks: int) -> No
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_where_no_hash_will_do_the_gradient_is_sent_as_it_is(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two keys in the same three cells cannot be told apart; here that holds for all of them."""
-    monkeypatch.setattr(homomorphic, "_hash", lambda seed, indices: np.zeros(indices.size, np.int64))
+    monkeypatch.setattr(homomorphic, "hash_indices", lambda seed, indices: np.zeros(indices.size, np.uint32))
     bucket, xs = bucket_of((1000,)), sparse(bucket_of((1000,)), 3, 20)
     assert rounds(Homomorphic(), bucket, [x.copy() for x in xs])[-1][0] == "float32"
     np.testing.assert_allclose(total(Homomorphic(), bucket, xs, ops_of(framework)), exact(xs), rtol=1e-5, atol=1e-6)

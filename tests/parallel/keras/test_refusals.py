@@ -64,7 +64,7 @@ def test_momentum_twice(kind: Any) -> None:
     model = make_model()
     optimizer = hvd_keras.DistributedOptimizer(kind(0.1, momentum=0.9), compression=Compression.dgc())
     model.compile(optimizer=optimizer, loss=LOSS)
-    with pytest.raises(UnsupportedError, match=r"has a momentum of 0.9, but dgc has momentum of its own"):
+    with pytest.raises(UnsupportedError, match=r"has a momentum of 0.9, which does not go with dgc"):
         model.fit(*batches(1), batch_size=16, verbose=0)
 
 

@@ -33,6 +33,8 @@ LOSSY = [
     "int8",
     "fp16:feedback=on",
     "powersgd:rank=2",
+    "acpsgd:rank=2",
+    "loco",
 ]
 
 

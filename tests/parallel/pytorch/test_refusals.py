@@ -74,12 +74,14 @@ def test_training_goes_on_after_a_refusal() -> None:
     Job("topk").run(2)
 
 
-@pytest.mark.parametrize("spec", ["dgc", "topk:momentum=0.5", "signum", "topk:momentum=0.5,feedback=off"])
+@pytest.mark.parametrize(
+    "spec", ["dgc", "topk:momentum=0.5", "signum", "topk:momentum=0.5,feedback=off", "topk:delay=5"]
+)
 def test_momentum_twice(spec: str) -> None:
     """The optimizer of a job has a momentum of 0.9, which SGD and Horovod do not tell the method."""
     message = refused(Job(spec), UnsupportedError)
-    assert f"the optimizer has a momentum of 0.9, but {spec} has momentum of its own" in message
-    assert "turn the method's off" in message
+    assert f"the optimizer has a momentum of 0.9, which does not go with {spec}" in message
+    assert "give the optimizer none" in message
 
 
 def test_momentum_once() -> None:

@@ -22,6 +22,10 @@ LOSSY = [
     "int8:feedback=on",
     "fp16:feedback=on",
     "powersgd:rank=2",
+    "acpsgd:rank=2",
+    "dgc:ratio=0.05,momentum=0",
+    "loco",
+    "onebit:twoway=on",
 ]
 
 
@@ -115,6 +119,24 @@ def test_a_non_finite_gradient_is_seen_by_all_and_leaves_no_trace(spec: str, bad
             job.optimizer.zero_grad()
     assert torch.equal(disturbed.weights, calm.weights)
     assert_ranks_equal(disturbed.weights)
+
+
+def test_delayed_ranks_meet_again_at_each_correction() -> None:
+    """Between corrections each is a step of its own ahead."""
+    job = Job("topk:ratio=0.05,delay=4", lr=0.5, momentum=0)
+    start = mean_loss(job.model)
+    for step in range(40):
+        job.run(range(step, step + 1))
+        apart = max(float((other - job.weights).abs().max()) for other in hvd.allgather(job.weights[None]))
+        assert apart < 1e-6 if step % 4 == 3 else apart > 1e-4
+    assert mean_loss(job.model) < start - 0.2
+
+
+def mean_loss(model: nn.Module) -> float:
+    """Over batches that nobody has trained on, of all ranks."""
+    x, y = (torch.cat(parts) for parts in zip(*map(batch, range(9000, 9010)), strict=True))
+    losses = everyone(nn.functional.cross_entropy(model(x), y).item())
+    return float(sum(losses) / len(losses))
 
 
 def test_clipping_between_synchronize_and_step() -> None:

@@ -39,15 +39,23 @@ class Job:
     Args:
         compression: A compressor or its spec.
         model: The model.
-        lr: Learning rate of SGD with momentum.
+        lr: Learning rate of SGD.
+        momentum: Of SGD.
         **options: Of `hvd.DistributedOptimizer`.
     """
 
-    def __init__(self, compression: str | Any, model: nn.Module | None = None, lr: float = 0.1, **options: Any) -> None:
+    def __init__(
+        self,
+        compression: str | Any,
+        model: nn.Module | None = None,
+        lr: float = 0.1,
+        momentum: float = 0.9,
+        **options: Any,
+    ) -> None:
         self.model = make_model() if model is None else model
         made = Compression.parse(compression) if isinstance(compression, str) else compression
         self.compression: TorchCompressor = made
-        sgd = torch.optim.SGD(self.model.parameters(), lr=lr, momentum=0.9)
+        sgd = torch.optim.SGD(self.model.parameters(), lr=lr, momentum=momentum)
         self.optimizer = hvd.DistributedOptimizer(
             sgd, named_parameters=self.model.named_parameters(), compression=made, **options
         )
