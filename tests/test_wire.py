@@ -17,6 +17,7 @@ from launching import CONTROLLERS, ENVIRONMENT
 from wire.gradients import LARGE, STEPS, gradient
 
 from hvd_compress import LocalWorld
+from hvd_compress.bench.traffic import share
 from hvd_compress.methods import REGISTRY
 
 VARIANTS = {
@@ -64,15 +65,8 @@ the machine is busy (1500 bytes in a network of the job's own, else 64 KiB), and
 
 
 def wire_bytes(kind: str, payloads: list[int]) -> float:
-    """What all ranks together send, given what each hands over; allreduce and allgather are rings in Gloo.
-
-    An allreduce passes every part of the array round twice, once to be summed and once to be spread: ``2 (n - 1) / n``
-    of the array from each rank. An allgather passes each rank's array on n - 1 times. An alltoall keeps a rank's own
-    row, ``1 / n`` of its array, at home. A broadcast reaches n - 1 ranks.
-    """
-    n = len(payloads)
-    share = {"AllReduce": 2 * (n - 1) / n, "AllGather": n - 1, "AllToAll": (n - 1) / n, "Broadcast": (n - 1) / n}
-    return share[kind] * sum(payloads)
+    """What all ranks together send, given what each hands over."""
+    return share(kind, len(payloads)) * sum(payloads)
 
 
 @cache

@@ -2,32 +2,53 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from hvd_compress.bench.docstrings import read
-from hvd_compress.bench.inputs import RMS, gaussian
+from hvd_compress.bench.inputs import RMS
+from hvd_compress.bench.traffic import SIDE, SIZES, SPARSE, cost
 from hvd_compress.errors import SpecError
-from hvd_compress.local import LocalWorld
 from hvd_compress.measure import Measured
 from hvd_compress.memory import EF21, ErrorFeedback, Momentum, MomentumCorrection
 from hvd_compress.methods import REGISTRY, MethodInfo, methods
 from hvd_compress.methods.base import Method
 from hvd_compress.policy import ByName, Delayed, Phases, Schedule, Selective
-from hvd_compress.spec import nearest, parse
+from hvd_compress.spec import nearest
 
 MEMORIES: tuple[type[Method], ...] = (ErrorFeedback, EF21, MomentumCorrection, Momentum)
 POLICIES: tuple[type[Method], ...] = (Selective, ByName, Schedule, Phases, Delayed, Measured)
 
-SIDE = 512
-RANKS = 4
+_ZEROS = ", ".join(f"{name}: of one with {1 - share:.0%} zeros" for name, share in SPARSE.items())
 
-_HEAD = """\
+_HEAD = f"""\
 ## Methods
 
-*On the wire* is what a rank hands to collectives in one step, all metadata included, for a float32 matrix of {side} x
-{side} normal numbers with a root mean square of {rms}, {ranks} ranks and default hyper-parameters. In an allgather a
-rank receives as much from each of the others; with allreduce and alltoall the traffic does not grow with the ranks."""
+*Bits* are what a rank sends for each coordinate in one step, all metadata included, with 2, 8 and 64 ranks: of a
+float32 matrix of {SIDE} x {SIDE} normal numbers with a root mean square of {RMS} ({_ZEROS}), with default
+hyper-parameters, and rings for allreduce and allgather. Uncompressed it is 32, 56 and 63 bits. *Allreduce* tells
+whether that stays about the same with more ranks. *State* is what a rank keeps between steps, in bytes for each
+coordinate, the residual included."""
+
+_ADVICE = """\
+### Which to take
+
+First measure what there is to gain: if a step with `Compression.fp16` spends little time waiting, no method pays.
+Compare with fp16, not with 32 bits, and by the time to an accuracy (Han et al., 2024; Agarwal et al., On the Utility of
+Gradient Compression, 2022, found that few methods beat a well-tuned baseline on fast networks).
+
+* **No loss wanted**: `fp16` or `bf16`; `homomorphic` where gradients are mostly zero.
+* **4 to 8 times less**: `int8` and `thc` are unbiased or nearly so, need no tuning and go by allreduce; `qsgd` is more
+  precise with few ranks; `loco` and `twoway=on` keep 4-bit traffic at 4 bits each way with many.
+* **20 times less and more, few ranks**: `topk`, or `dgc` with its momentum; tune the learning rate and use `warmup`.
+  They go by allgather, so with many ranks their traffic grows until it exceeds that of `fp16`.
+* **20 times less and more, many ranks**: `powersgd` and `acpsgd` for matrices that are large on both sides, `topkc`
+  where neighbours are alike, `scalecom` where ranks agree on what is large. All go by allreduce.
+* **A very slow network**: `efsignsgd:twoway=on` or `onebit:twoway=on`, one bit each way.
+* **Baselines, not recommendations**: `randomk` and `blockk` are the cheapest to compute and need many more steps;
+  without feedback they fail. `threshold` must be tuned by hand (`sidco` does it by itself), `gtopk` here costs the
+  traffic of `topk`, and `signsgd` and `signum` need a learning rate of their own."""
 
 
 def info(name: str) -> MethodInfo:
@@ -56,22 +77,24 @@ def written(value: Any) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
-def wire_bits(name: str) -> float:
-    """Bits per coordinate that a rank hands to collectives, for one normal float32 matrix and default parameters."""
-    world = LocalWorld(parse(name), RANKS)
-    world.step([x.reshape(SIDE, SIDE) for x in gaussian(SIDE**2, RANKS).ranks])
-    return 8 * world.bytes_sent / SIDE**2
+def numbers(name: str) -> tuple[str, str, str, str]:
+    """Rounds, allreduce-compatible or not, bytes of state for each coordinate, and bits for each number of ranks."""
+    found = cost(name)
+    bits = " / ".join(f"{value:.3g}" for value in found.bits.values())
+    return str(found.rounds), "yes" if found.allreduce else "no", f"{found.state_bytes:.3g}", bits
 
 
 def section(name: str) -> str:
     """All about one method."""
     line = info(name)
     doc = read(REGISTRY[name])
+    rounds, allreduce, state, bits = numbers(name)
     facts = [
-        f"Travels by: {line.collective}",
-        f"On the wire: {wire_bits(name):.3g} bits per coordinate",
+        f"Travels by: {line.collective}; rounds: {rounds}; allreduce-compatible: {allreduce}",
+        f"Bits per coordinate that a rank sends, with {', '.join(map(str, SIZES))} ranks: {bits}",
+        f"Unbiased: {line.unbiased}",
         f"Error feedback: {memory(line)}",
-        f"Keeps{', besides the residual' if line.feedback else ''}: {line.state}",
+        f"Keeps{', besides the residual' if line.feedback else ''}: {line.state}; bytes per coordinate: {state}",
         f"Paper: {line.paper}",
     ]
     parts = [f"### {name}", doc.text, "\n".join(f"* {fact}" for fact in facts)]
@@ -95,9 +118,8 @@ def families() -> list[type[Method]]:
 
 def catalogue() -> str:
     """The methods, one after another, and what some of them share."""
-    head = _HEAD.format(side=SIDE, rms=RMS, ranks=RANKS)
     shared = [f"### {cls.__name__}\n\n{read(cls).text}" for cls in families()]
-    parts = [head, _overview(), *map(section, REGISTRY), "## What methods share", *shared]
+    parts = [_HEAD, _overview(), _ADVICE, *map(section, REGISTRY), "## What methods share", *shared]
     for title, classes in {"## Memories": MEMORIES, "## Policies": POLICIES}.items():
         parts += [title, *(f"### {cls.__name__}\n\n{read(cls).text}" for cls in classes)]
     return _linked("\n\n".join(parts)) + "\n"
@@ -113,12 +135,28 @@ def _linked(text: str) -> str:
 
 
 def _overview() -> str:
-    rows = [("Name", "Travels by", "Error feedback", "Keeps")]
-    rows += [(f"[`{line.name}`](#{line.name})", line.collective, memory(line), line.state) for line in methods()]
-    return grid(rows, "llll")
+    rows = [("Name", "Travels by", "Rounds", "Allreduce", "Unbiased", "State", "Bits", "Paper")]
+    for line in methods():
+        rounds, allreduce, state, bits = numbers(line.name)
+        name = f"[`{line.name}`](#{line.name})"
+        rows.append((name, line.collective, rounds, allreduce, line.unbiased, state, bits, short(line.paper)))
+    return grid(rows, "llrllrrl")
 
 
 def grid(rows: Sequence[tuple[str, ...]], align: str) -> str:
     """A Markdown table; the first row is its head, ``align`` has an l or an r for each column."""
     rule = tuple("---:" if side == "r" else "---" for side in align)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [rows[0], rule, *rows[1:]])
+
+
+def short(paper: str) -> str:
+    """The authors and years of the sources, without titles."""
+    return "; ".join(map(_authors, paper.split("; ")))
+
+
+def _authors(source: str) -> str:
+    found = re.match(r"(?P<names>\w+ et al\.|[A-Z]\w+(?:, [A-Z]\w+)*), .*, (?P<year>\d{4})", source)
+    if not found:
+        return source
+    names = found["names"].split(", ")
+    return f"{names[0]} et al. {found['year']}" if len(names) > 2 else f"{', '.join(names)} {found['year']}"

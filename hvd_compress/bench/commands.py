@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hvd_compress.bench import page, tables
 from hvd_compress.bench.catalogue import info, section
 from hvd_compress.bench.inputs import INPUTS
+from hvd_compress.bench.traffic import cost
 from hvd_compress.bench.vnmse import default_specs, measure_all
 from hvd_compress.errors import CompressionError, SpecError
 from hvd_compress.methods import methods
@@ -32,7 +33,7 @@ def list_methods(
     with refusals():
         lines = [info(name)] if name else methods()
         if as_json:
-            facts = [line._asdict() for line in lines]
+            facts = [line._asdict() | cost(line.name)._asdict() for line in lines]
             print(json.dumps(facts[0] if name else facts, indent=2))
         elif name:
             Console().print(Markdown(section(name)))

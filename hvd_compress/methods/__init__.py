@@ -44,6 +44,7 @@ class MethodInfo(NamedTuple):
         name: As in spec strings.
         collective: What it needs of Horovod in each step.
         state: What it keeps between steps, besides the residual.
+        unbiased: ``"yes"``, ``"exact"``, ``"no"``, or with which parameters; error feedback aside.
         feedback: Whether error feedback (a residual of the gradient's size) is on by default.
         hyper_parameters: Names and defaults.
         paper: The source.
@@ -52,6 +53,7 @@ class MethodInfo(NamedTuple):
     name: str
     collective: str
     state: str
+    unbiased: str
     feedback: bool
     hyper_parameters: dict[str, Any]
     paper: str
@@ -64,6 +66,7 @@ def methods() -> list[MethodInfo]:
             cls.name,
             cls.collective,
             cls.keeps,
+            cls.unbiasedness,
             cls.feedback,
             {field.name: field.default for field in fields(cls)},  # type: ignore[arg-type]
             cls.paper,

@@ -23,6 +23,8 @@ class Method(ABC):
         keeps: What the state holds between steps, for the catalogue.
         feedback: Whether error feedback is on where the spec does not say.
         memory: Options of the memory, and what they are where the spec does not say.
+        unbiasedness: Whether the expectation of the total is the sum, for the catalogue: ``"yes"``, ``"exact"``,
+            ``"no"``, or with which parameters; error feedback aside.
         linear: The exchange is one sum-allreduce of a linear, stateless image of the gradient. Horovod may then scale
             that sum itself, so the payload can travel as the gradient's own allreduce.
     """
@@ -33,6 +35,7 @@ class Method(ABC):
     keeps: ClassVar[str] = "nothing"
     feedback: ClassVar[bool] = False
     memory: ClassVar[Mapping[str, Any]] = {}
+    unbiasedness: ClassVar[str] = "no"
     linear: ClassVar[bool] = False
 
     @property

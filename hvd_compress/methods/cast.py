@@ -16,6 +16,7 @@ class Dense(Method):
 
     name = "none"
     paper = "uncompressed synchronous SGD"
+    unbiasedness = "exact"
     collective = "allreduce"
     linear = True
 

@@ -78,6 +78,7 @@ class Homomorphic(Method):
     paper = "Li et al., Accelerating Distributed Deep Learning using Lossless Homomorphic Compression, 2024"
     collective = "saturating sum, allreduce (max), allreduce"
     keeps = "step count"
+    unbiasedness = "exact"
 
     density: float = 0.05
     load: float = 0.75

@@ -45,6 +45,7 @@ class Int8(Method):
     paper = "Xin et al., Global-QSGD: Allreduce-Compatible Quantization for Distributed Learning, 2023"
     collective = "2 allreduces (max, sum)"
     keeps = "step count"
+    unbiasedness = "yes"
 
     bits: int = 8
     block: int = 1024

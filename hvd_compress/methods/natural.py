@@ -33,6 +33,7 @@ class Natural(Quantised):
     name = "natural"
     paper = "Horvath et al., Natural Compression for Distributed Deep Learning, 2019"
     keeps = "step count"
+    unbiasedness = "yes"
 
     seed: int = 0
 

@@ -77,6 +77,7 @@ class QSGD(_Levels):
 
     name = "qsgd"
     paper = "Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, 2017"
+    unbiasedness = "yes"
 
     bits: int = 4
     norm: str = "max"
@@ -122,6 +123,7 @@ class TernGrad(_Levels):
 
     name = "terngrad"
     paper = "Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, 2017"
+    unbiasedness = "with clip=0"
 
     clip: float = 2.5
     block: int = 8192

@@ -45,6 +45,7 @@ class RandomK(Method):
     paper = "Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, 2018"
     collective = "allreduce"
     keeps = "step count"
+    unbiasedness = "with unbiased=on"
     feedback = True
 
     ratio: float = 0.01

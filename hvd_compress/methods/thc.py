@@ -85,6 +85,7 @@ class THC(Method):
     paper = "Li et al., THC: Accelerating Distributed Deep Learning Using Tensor Homomorphic Compression, 2024"
     collective = "2 allreduces (max, sum), or allreduce + saturating sum"
     keeps = "step count"
+    unbiasedness = "with clip=0"
     feedback = True
 
     bits: int = 4

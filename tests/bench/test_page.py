@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from hvd_compress.bench import commands, docstrings, page
 from hvd_compress.bench.bounds import CLAIMS
-from hvd_compress.bench.catalogue import catalogue, families, info, memory, wire_bits
-from hvd_compress.bench.vnmse import default_specs, measure_all
+from hvd_compress.bench.catalogue import catalogue, families, info, memory
+from hvd_compress.bench.vnmse import default_specs, measure_all, name_of
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY, methods
 
@@ -90,11 +90,6 @@ def test_the_catalogue_has_what_the_docstrings_say() -> None:
     assert "See [Sparse](#sparse) for the exchange." in text
 
 
-@pytest.mark.parametrize(("name", "bits"), [("none", 32), ("fp16", 16), ("bf16", 16 + 16 / 4), ("natural", 8)])
-def test_bits_on_the_wire(name: str, bits: float) -> None:
-    assert wire_bits(name) == pytest.approx(bits, rel=1e-3)
-
-
 def test_claims_are_of_methods_by_their_names() -> None:
     assert set(CLAIMS) <= set(REGISTRY)
     assert all(f"| {CLAIMS[name]} |" in page.claims_section() for name in REGISTRY if name in CLAIMS)
@@ -137,6 +132,16 @@ def test_docs_writes_the_page(tmp_path: Path) -> None:
     text = output.read_text()
     assert "## Accuracy on the demo's CNN" in text
     assert "| PyTorch | `topk:ratio=0.01` | 0.9922 | 0.9919 | 13,848 | 0.010 | as good |" in text
+
+
+def test_every_method_has_trained_the_demo_to_its_stated_accuracy() -> None:
+    rows = page.read_json(Path(__file__).parents[2] / "docs" / "accuracy.json", page.ACCURACY)
+    for framework in ("PyTorch", "Keras"):
+        mine = [row for row in rows if row["framework"] == framework]
+        assert {name_of(row["spec"]) for row in mine} == set(REGISTRY)
+        for row in mine:
+            assert row["accuracy"] >= row["baseline"] - row["tolerance"], row
+            assert row["tolerance"] <= 0.05 or row["note"], row
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '[{"framework": "Keras"}]'])
