@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -156,6 +157,34 @@ def test_specs_come_back(
     )
     assert to_spec(method).startswith(name)
     assert hc.parse(to_spec(method)) == method
+
+
+@given(
+    st.sampled_from([name for name, cls in REGISTRY.items() if not cls.linear]),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "feedback": st.sampled_from(["on", "off", "ef21"]),
+            "decay": st.sampled_from([0.5, 1.0]),
+            "lowpass": st.sampled_from([0.1, 1.0]),
+            "momentum": st.sampled_from([0.0, 0.9]),
+            "nesterov": st.booleans(),
+            "clip_norm": st.sampled_from([0.0, 2.0]),
+            "start": st.integers(0, 9),
+            "every": st.sampled_from([0, 5]),
+            "delay": st.sampled_from([0, 4]),
+            "measure": st.booleans(),
+        },
+    ),
+)
+def test_any_options_come_back_or_are_refused(name: str, options: dict[str, Any]) -> None:
+    try:
+        method = build(name, **options)
+    except SpecError as error:
+        assert any(option in str(error) for option in options)
+    else:
+        assert to_spec(method).startswith(name)
+        assert hc.parse(to_spec(method)) == method
 
 
 @given(st.text(alphabet="topkrandmin8eswg:=,.-0123456789 \n", max_size=40))
