@@ -21,7 +21,7 @@ WARMUP_STAGES = 4
 
 @dataclass(frozen=True)
 class Selective(Wrapper):
-    """Where: leave gradients uncompressed that are not worth it.
+    """Where: leave gradients uncompressed that are not worth it. Its state is that of the method inside.
 
     Biases and the scales of normalisation layers are vectors: little to save, much to lose.
 
@@ -55,6 +55,9 @@ class Selective(Wrapper):
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
         return self.inner.exchange(ops, bucket, x, state, world)
+
+    def dense(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
+        return self.inner.dense(ops, bucket, x, state, world)
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,10 @@ class Schedule(Wrapper):
             methods.append(Dense())
         taken = yield Branch(index, tuple(partial(run, method) for method in methods))
         return Exchange(taken.total, None, ScheduleState(state.step + 1, taken.state))
+
+    def dense(self, ops: Ops, bucket: Bucket, x: Array, state: ScheduleState, world: World) -> Exchanging:
+        total, _, inner = yield from self.inner.dense(ops, bucket, x, state.inner, world)
+        return Exchange(total, None, ScheduleState(state.step + 1, inner))
 
 
 def schedule(method: Method, start: int = 0, warmup: int = 0, every: int = 0) -> Method:

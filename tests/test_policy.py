@@ -20,6 +20,7 @@ from hvd_compress.methods.powersgd import PowerSGD
 from hvd_compress.methods.topk import TopK
 from hvd_compress.ops import Ops
 from hvd_compress.policy import Delayed, Schedule, Selective, Stage, by_name, phases
+from hvd_compress.state import residual_of
 
 
 @pytest.mark.parametrize(
@@ -203,6 +204,17 @@ class _Only(Wrapper):
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
         exchanging: Exchanging = self.start(ops, bucket, x, state, world)  # type: ignore[attr-defined]
         return exchanging
+
+
+@pytest.mark.parametrize("options", ["", ",measure=on", ",warmup=4", ",warmup=4,measure=on", ",every=4"])
+def test_a_correction_sends_what_was_kept_however_deep(options: str) -> None:
+    ops, bucket, method = ops_of("numpy"), bucket_of((50, 40)), parse(f"topk:ratio=0.01,delay=3{options}").core
+    state, kept = method.init(ops, bucket, 1), []
+    for step in range(6):
+        (result,) = lockstep(ops, method, bucket, normal(bucket, 1, seed=step), [state])
+        state = result.state
+        kept.append(bool(residual_of(state).any()))
+    assert kept == [True, True, False, "every" not in options, True, False]
 
 
 def test_delay_is_an_option() -> None:

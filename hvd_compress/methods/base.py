@@ -121,7 +121,7 @@ class Method(ABC):
 
 @dataclass(frozen=True)
 class Wrapper(Method):
-    """A method around another one.
+    """A method around another one, whose state has the state of that one as ``inner``.
 
     Args:
         inner: The method inside.
@@ -135,6 +135,10 @@ class Wrapper(Method):
 
     def compresses(self, shape: Shape) -> bool:
         return self.inner.compresses(shape)
+
+    def dense(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
+        total, _, inner = yield from self.inner.dense(ops, bucket, x, state.inner, world)
+        return Exchange(total, None, state._replace(inner=inner))
 
 
 def check_range(name: str, value: float | str, allowed: str, ok: bool) -> None:
