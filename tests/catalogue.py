@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from hvd_compress import parse
+from hvd_compress.methods.base import Method
+from hvd_compress.policy import by_name, phases
+
 SPECS = [
     "none",
     "fp16",
@@ -10,6 +14,8 @@ SPECS = [
     "topk:ratio=0.05",
     "topk:ratio=0.05,values=fp16,feedback=ef21",
     "topk:ratio=0.05,every=2",
+    "topk:ratio=0.05,delay=2",
+    "topk:ratio=0.05,momentum=0.5,nesterov=on",
     "threshold:threshold=2",
     "dgc:ratio=0.05",
     "sidco:ratio=0.05",
@@ -48,3 +54,9 @@ EACH_KIND = [
     "homomorphic",
 ]
 """Some that cover all ways to communicate, and all that a graph may have to choose while it runs."""
+
+COMPOSED: dict[str, Method] = {
+    "phases": phases({0: parse("topk:ratio=0.05"), 1: parse("powersgd:rank=2"), 2: parse("int8")}),
+    "by_name": by_name({"first*": parse("none"), "*": parse("topk:ratio=0.05")}),
+}
+"""Methods that no spec string has words for."""
