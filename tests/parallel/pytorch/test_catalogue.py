@@ -1,19 +1,25 @@
-"""Every method on real Horovod gives what the simulator gives."""
+"""Every method on real Horovod gives what the simulator gives.
+
+Three ranks take long over Gloo on two cores, so there it is one of each kind.
+"""
 
 from __future__ import annotations
+
+import os
 
 import horovod.torch as hvd
 import numpy as np
 import pytest
 import torch
-from catalogue import COMPOSED, SPECS
-from parallel.pytorch.training import assert_ranks_equal
+from catalogue import COMPOSED, EACH_KIND, SPECS, agree
+from parallel.pytorch.training import SIZE, assert_ranks_equal
 from worlds import Arr
 
 from hvd_compress import LocalWorld
 from hvd_compress.methods import REGISTRY
 from hvd_compress.torch import Compression
 
+SLOW_HERE = "OMPI_COMM_WORLD_SIZE" not in os.environ and SIZE == 3
 SHAPES = {"first": (48, 40), "second": (8, 6, 5, 5), "bias": (10,)}
 
 
@@ -28,7 +34,7 @@ def test_all_methods_are_under_test() -> None:
     assert {spec.partition(":")[0] for spec in SPECS} == set(REGISTRY)
 
 
-@pytest.mark.parametrize("spec", [*SPECS, *COMPOSED])
+@pytest.mark.parametrize("spec", EACH_KIND if SLOW_HERE else [*SPECS, *COMPOSED])
 def test_horovod_gives_what_the_simulator_gives(spec: str) -> None:
     world = LocalWorld(COMPOSED.get(spec, spec), hvd.size())
     compression = Compression.parse(COMPOSED.get(spec, spec))
@@ -48,8 +54,6 @@ def test_horovod_gives_what_the_simulator_gives(spec: str) -> None:
             assert p.grad is not None
             if "delay" not in spec:
                 assert_ranks_equal(p.grad)
-            wrong = ~np.isclose(p.grad.numpy(), expected[name][hvd.rank()], rtol=1e-3, atol=1e-4)
-            # Where a number is about to be rounded, another order of summation may push it to the other side.
-            assert wrong.mean() <= (0.05 if "thc" in spec else 0.002), name
+            assert agree(spec, p.grad.numpy(), expected[name][hvd.rank()]), name
         with optimizer.skip_synchronize():
             optimizer.step()
