@@ -46,8 +46,19 @@ VARIANTS = {
 
 SPECS = {
     2: [spec for name in REGISTRY for spec in VARIANTS.get(name, [name])],
-    3: [VARIANTS.get(name, [name])[-1] for name in REGISTRY],  # a size that divides nothing, for the two-way forms
+    3: [
+        "none",
+        "topk:ratio=0.1",
+        "dgc:ratio=0.1",
+        "topkc:ratio=0.1",
+        "efsignsgd:twoway=on",
+        "thc",
+        "loco",
+        "homomorphic",
+    ],
 }
+"""With 3 ranks one spec for each way to communicate: a size that divides nothing."""
+
 CASES = [(ranks, spec) for ranks, specs in SPECS.items() for spec in specs]
 
 CARRIER = 8
