@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvd_compress._version import __version__
@@ -42,15 +42,19 @@ def refuse_elastic() -> None:
         )
 
 
-def refuse_momentum(method: Method, optimizer_momentum: float) -> None:
+def refuse_momentum(method: Method, of_optimizer: Callable[[], float]) -> None:
     """Refuse to have momentum twice, in the method and in the optimizer, which would make far larger steps.
+
+    Args:
+        method: What compresses.
+        of_optimizer: Gives the optimizer's momentum; called only if it matters.
 
     Raises:
         UnsupportedError: If the optimizer has momentum and the method wants it to have none.
     """
-    if method.needs_plain_sgd and optimizer_momentum:
+    if method.needs_plain_sgd and (momentum := of_optimizer()):
         raise UnsupportedError(
-            f"the optimizer has a momentum of {optimizer_momentum:g}, which does not go with {to_spec(method)}: give"
+            f"the optimizer has a momentum of {momentum:g}, which does not go with {to_spec(method)}: give"
             " the optimizer none (SGD with momentum=0), or the method (momentum=0; of signum, beta=0; delay=0)"
         )
 

@@ -136,7 +136,7 @@ class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neit
         present = [i for i, gradient in enumerate(call.gradients) if isinstance(gradient, tf.Tensor)]
         assert call.variables is not None
         variables = [call.variables[i] for i in present]
-        agreement.refuse_momentum(self.method, caller.momentum(call.optimizer))
+        agreement.refuse_momentum(self.method, lambda: caller.momentum(call.optimizer))
         with call.graph.as_default() if call.graph is not None else contextlib.nullcontext():
             session = self._session([call.gradients[i] for i in present], variables, Group.of(call.process_set))
             built = session.build([call.gradients[i] for i in present])

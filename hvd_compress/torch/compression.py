@@ -103,7 +103,7 @@ class TorchCompressor(Compressor):  # type: ignore[misc]  # Horovod is not typed
         raise AssertionError(f"{self.method!r} is linear but has a second round")
 
     def _begin(self, optimizer: Any) -> Session:
-        agreement.refuse_momentum(self.method, caller.momentum(optimizer))
+        agreement.refuse_momentum(self.method, lambda: caller.momentum(optimizer))
         group = Group.of(caller.process_set(optimizer))
         session = Session(self.method, self.merge, caller.parameters(optimizer), group, self._meter)
         if session.label in self._saved:

@@ -68,6 +68,19 @@ def test_momentum_twice(kind: Any) -> None:
         model.fit(*batches(1), batch_size=16, verbose=0)
 
 
+def test_an_optimizer_is_asked_only_where_it_matters() -> None:
+    """Some cannot tell their configuration."""
+
+    def get_config(self: Any) -> dict[str, Any]:
+        raise NotImplementedError
+
+    model = make_model()
+    optimizer = hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), compression=Compression.topk())
+    type(optimizer).get_config = get_config  # of the class that Horovod makes for this optimizer alone
+    model.compile(optimizer=optimizer, loss=LOSS)
+    model.fit(*batches(1), batch_size=16, verbose=0)
+
+
 def test_adasum() -> None:
     message = refused(Tape("topk", op=hvd.Adasum), UnsupportedError)
     assert "op=hvd.Adasum does not go with this compression" in message and "use op=hvd.Average" in message
