@@ -127,8 +127,13 @@ Collective: TypeAlias = AllReduce | AllGather | AllToAll | Broadcast | Saturatin
 Exchanging: TypeAlias = "Generator[Collective | Branch, Any, Exchange]"
 
 
-def take_branches(exchanging: Exchanging) -> Generator[Collective, Any, Exchange]:
-    """Resolve every `Branch` on the spot, so that a driver which runs step by step sees collectives only."""
+def rewrite(exchanging: Exchanging, answer: Callable[[Any], Generator[Any, Any, Any]]) -> Generator[Any, Any, Exchange]:
+    """Run an exchange with other messages in the place of its own.
+
+    Args:
+        exchanging: The exchange.
+        answer: Starts a generator for each message, which yields others and ends with the reply.
+    """
     reply: Any = None
     while True:
         try:
@@ -136,7 +141,15 @@ def take_branches(exchanging: Exchanging) -> Generator[Collective, Any, Exchange
         except StopIteration as end:
             result: Exchange = end.value
             return result
+        reply = yield from answer(message)
+
+
+def take_branches(exchanging: Exchanging) -> Generator[Collective, Any, Exchange]:
+    """Resolve every `Branch` on the spot, so that a driver which runs step by step sees collectives only."""
+
+    def answer(message: Collective | Branch) -> Generator[Collective, Any, Any]:
         if isinstance(message, Branch):
-            reply = yield from take_branches(message.branches[int(message.index)]())
-        else:
-            reply = yield message
+            return (yield from take_branches(message.branches[int(message.index)]()))
+        return (yield message)
+
+    return rewrite(exchanging, answer)

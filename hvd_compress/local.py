@@ -32,6 +32,8 @@ from hvd_compress.state import residual_of
 Arr: TypeAlias = npt.NDArray[Any]
 Running: TypeAlias = "Generator[Collective, Any, Exchange]"
 
+_NUMPY = NumpyOps()
+
 
 class LocalWorld:
     """Several ranks in one process.
@@ -64,7 +66,7 @@ class LocalWorld:
         self.size = size
         self.merge = merge
         self.bytes_sent = self.rounds = self.steps = 0
-        self._ops: Ops = NumpyOps() if ops is None else ops
+        self._ops: Ops = _NUMPY if ops is None else ops
         self._gradients: list[Gradient] | None = None
         self._plan: list[Planned] = []
         self._states: list[list[State]] = []
@@ -102,7 +104,7 @@ class LocalWorld:
         for planned, states in zip(self._plan, self._states, strict=True):
             residual = residual_of(states[rank])
             if residual is not None:
-                pieces = np.split(np.asarray(residual), np.cumsum(planned.bucket.sizes)[:-1])
+                pieces = _NUMPY.split(np.asarray(residual), planned.bucket.sizes)
                 for i, piece in zip(planned.members, pieces, strict=True):
                     kept[self._known[i].name] = piece.reshape(self._known[i].shape).copy()
         return kept
@@ -142,7 +144,7 @@ class LocalWorld:
             results = lockstep(self._ops, planned.method, bucket, xs, states, self._count)
             states[:] = [result.state for result in results]
             for result, mean in zip(results, means, strict=True):
-                pieces = np.split(np.asarray(result.total) / self.size, np.cumsum(bucket.sizes)[:-1])
+                pieces = _NUMPY.split(np.asarray(result.total) / self.size, bucket.sizes)
                 for i, piece in zip(planned.members, pieces, strict=True):
                     mean[i][...] = piece.reshape(mean[i].shape)
 

@@ -6,7 +6,7 @@ result to everyone: the traffic of a ring allreduce, with any combination of any
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
@@ -16,10 +16,10 @@ from hvd_compress.collectives import (
     Array,
     Branch,
     Collective,
-    Exchange,
     Exchanging,
     SaturatingSum,
     World,
+    rewrite,
 )
 from hvd_compress.ops import Ops
 from hvd_compress.packing import pack, unpack
@@ -27,24 +27,19 @@ from hvd_compress.packing import pack, unpack
 
 def lower(exchanging: Exchanging, ops: Ops, world: World) -> Exchanging:
     """Put messages that Horovod can perform in the place of those that it cannot."""
-    reply: Any = None
-    while True:
-        try:
-            message = exchanging.send(reply)
-        except StopIteration as end:
-            result: Exchange = end.value
-            return result
+
+    def answer(message: Collective | Branch) -> Generator[Collective | Branch, Any, Any]:
         if isinstance(message, SaturatingSum):
-            reply = yield from _saturating_sum(ops, message, world)
-        elif isinstance(message, Branch):
-            branches = tuple(partial(_lower_later, branch, ops, world) for branch in message.branches)
-            reply = yield Branch(message.index, branches)
-        else:
-            reply = yield message
+            return (yield from _saturating_sum(ops, message, world))
+        if isinstance(message, Branch):
+            message = Branch(message.index, tuple(partial(_lower_later, b, ops, world) for b in message.branches))
+        return (yield message)
+
+    return rewrite(exchanging, answer)
 
 
-def _lower_later(branch: Any, ops: Ops, world: World) -> Exchanging:
-    return (yield from lower(branch(), ops, world))
+def _lower_later(branch: Callable[[], Exchanging], ops: Ops, world: World) -> Exchanging:
+    return lower(branch(), ops, world)
 
 
 def _saturating_sum(ops: Ops, message: SaturatingSum, world: World) -> Generator[Collective, Any, Array]:

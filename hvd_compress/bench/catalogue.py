@@ -65,7 +65,7 @@ def info(name: str) -> MethodInfo:
 
 def memory(line: MethodInfo) -> str:
     """What the method keeps of the gradient where the spec does not say."""
-    options = getattr(REGISTRY[line.name], "memory", {})
+    options = REGISTRY[line.name].memory
     given = ", ".join(f"{key}={written(value)}" for key, value in options.items())
     if not line.feedback:
         return "off"

@@ -50,17 +50,13 @@ def cost(name: str) -> Cost:
     sent = {size: messages(method, bucket, x, size) for size in SIZES}
     bits = {size: sum(8 * share(type(m).__name__, size) * m.array.nbytes for m in sent[size]) for size in SIZES}
     state = flatten(method.init(NumpyOps(), bucket, SIZES[0])).values()
+    kinds = {type(message) for message in sent[SIZES[0]]}
     return Cost(
         len(sent[SIZES[0]]),
-        not any(isinstance(message, AllGather) and not _answers(sent[SIZES[0]]) for message in sent[SIZES[0]]),
+        AllGather not in kinds or AllToAll in kinds,  # an allgather that hands out what an alltoall has collected
         sum(leaf.nbytes for leaf in state if not isinstance(leaf, int)) / bucket.numel,
         {size: total / bucket.numel for size, total in bits.items()},
     )
-
-
-def _answers(sent: list[Collective]) -> bool:
-    """Whether allgathers hand out what alltoalls have collected: together they cost what an allreduce does."""
-    return any(isinstance(message, AllToAll) for message in sent)
 
 
 def share(kind: str, size: int) -> float:

@@ -5,12 +5,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from hvd_compress.bucket import Bucket, Shape
 from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, State, World
 from hvd_compress.errors import SpecError
 from hvd_compress.ops import Ops
+
+
+class Counted(NamedTuple):
+    """The state of a method that keeps nothing but a count.
+
+    Attributes:
+        step: How many exchanges there were; part of its seeds, or whose turn it is.
+    """
+
+    step: int | Array
 
 
 class Method(ABC):

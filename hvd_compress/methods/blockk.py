@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, World
-from hvd_compress.methods.base import Method, check_range, count
+from hvd_compress.methods.base import Counted, Method, check_range, count
 from hvd_compress.ops import Ops
-
-
-class BlockKState(NamedTuple):
-    """What block-k keeps.
-
-    Attributes:
-        step: How many exchanges there were; part of the seed.
-    """
-
-    step: int | Array
 
 
 @dataclass(frozen=True)
@@ -49,21 +38,21 @@ class BlockK(Method):
         check_range("ratio", self.ratio, "in (0, 1]", 0 < self.ratio <= 1)
         check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> BlockKState:
-        return BlockKState(step=0)
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> Counted:
+        return Counted(step=0)
 
     def _blocks(self, ops: Ops, x: Array) -> Array:
         """Cut into rows of k coordinates; the last one is padded with zeros."""
         k = count(self.ratio, int(x.shape[0]))
         return ops.reshape(ops.pad(x, -(-int(x.shape[0]) // k) * k), (-1, k))
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: BlockKState, world: World) -> Exchanging:
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World) -> Exchanging:
         blocks = self._blocks(ops, x)
         number = ops.constant(np.array([blocks.shape[0]]))
         chosen = ops.below(ops.seed(self.seed, bucket.seed, state.step), number)
         summed = yield AllReduce(ops.take(blocks, chosen))
         total = ops.put(ops.zeros(tuple(blocks.shape), bucket.dtype), chosen, summed)
-        return Exchange(ops.reshape(total, (-1,))[: bucket.numel], chosen, BlockKState(state.step + 1))
+        return Exchange(ops.reshape(total, (-1,))[: bucket.numel], chosen, Counted(state.step + 1))
 
     def retain(self, ops: Ops, corrected: Array, sent: Array) -> Array:
         left = ops.put(self._blocks(ops, corrected), sent, 0.0)

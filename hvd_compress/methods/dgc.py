@@ -5,28 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
 from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import Array
-from hvd_compress.methods.base import check_range, count
+from hvd_compress.methods.base import Counted, check_range, count
 from hvd_compress.methods.sparse import Sparse
 from hvd_compress.ops import Ops
 
 FEWEST, MOST = 0.8, 1.3
 """How far the sample's threshold may miss the wanted number of coordinates."""
-
-
-class DGCState(NamedTuple):
-    """What DGC keeps, besides the velocity and the residual of momentum correction.
-
-    Attributes:
-        step: How many exchanges there were; part of the seed of the sample.
-    """
-
-    step: int | Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +57,10 @@ class DGC(Sparse):
         check_range("sample", self.sample, "in (0, 1]", 0 < self.sample <= 1)
         check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> DGCState:
-        return DGCState(step=0)
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> Counted:
+        return Counted(step=0)
 
-    def select(self, ops: Ops, bucket: Bucket, x: Array, state: DGCState) -> tuple[Array, DGCState]:
+    def select(self, ops: Ops, bucket: Bucket, x: Array, state: Counted) -> tuple[Array, Counted]:
         k = count(self.ratio, bucket.numel)
         stride = max(1, min(int(1 / self.sample), k // 2)) if k < bucket.numel else 1
         places = np.arange(0, bucket.numel - stride + 1, stride)
@@ -81,4 +71,4 @@ class DGC(Sparse):
         above = ops.nonzero(ops.abs(x) >= tau)
         n = ops.size(above)
         fits = (n >= math.ceil(FEWEST * k)) & (n <= math.floor(MOST * k))
-        return ops.choose(fits, lambda: above, lambda: ops.top_indices(x, k)), DGCState(state.step + 1)
+        return ops.choose(fits, lambda: above, lambda: ops.top_indices(x, k)), Counted(state.step + 1)

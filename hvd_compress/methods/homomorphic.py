@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from hvd_compress.bucket import Bucket, Shape
 from hvd_compress.collectives import AllReduce, Array, Branch, Exchange, Exchanging, SaturatingSum, World
-from hvd_compress.methods.base import Method, check_range, count
+from hvd_compress.methods.base import Counted, Method, check_range, count
 from hvd_compress.ops import Ops, mix_seed
 from hvd_compress.ops.numpy import hash_indices
 from hvd_compress.packing import pack, unpack
@@ -31,16 +31,6 @@ SLACK = 8
 
 CROWD = 5
 """A cell has at most ``2**CROWD`` keys, so that its sum has this many bits more than a value."""
-
-
-class HomomorphicState(NamedTuple):
-    """What homomorphic compression keeps.
-
-    Attributes:
-        step: How many exchanges there were; part of the seed.
-    """
-
-    step: int | Array
 
 
 @dataclass(frozen=True)
@@ -99,10 +89,10 @@ class Homomorphic(Method):
         table = math.ceil(keys / self.load / HASHES) + SLACK
         return Sketch(keys, table, 62 - CROWD - (size - 1).bit_length(), bucket.dtype)
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> HomomorphicState:
-        return HomomorphicState(step=0)
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> Counted:
+        return Counted(step=0)
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: HomomorphicState, world: World) -> Exchanging:
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World) -> Exchanging:
         sketch = self.sketch(bucket, world.size)
         packed = yield SaturatingSum(pack(ops, ops.cast(x != 0, "uint8"), 1), bits=1, zero=0)
         union = unpack(ops, packed, 1, bucket.numel)
@@ -112,7 +102,7 @@ class Homomorphic(Method):
 
         branches = (partial(_sketched, ops, x, sketch, union, key), partial(_dense, x))
         taken = yield Branch(ops.cast(key[0] < 0, "int32"), branches)
-        return Exchange(taken.total, None, HomomorphicState(state.step + 1))
+        return Exchange(taken.total, None, Counted(state.step + 1))
 
 
 class Sketch(NamedTuple):

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, World
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.methods.base import Method, check_range
+from hvd_compress.methods.base import Counted, Method, check_range
 from hvd_compress.methods.lanes import pack_lanes, unpack_lanes
 from hvd_compress.ops import Ops
-
-
-class Int8State(NamedTuple):
-    """What int8 keeps.
-
-    Attributes:
-        step: How many exchanges there were; part of the seed.
-    """
-
-    step: int | Array
 
 
 @dataclass(frozen=True)
@@ -56,8 +45,8 @@ class Int8(Method):
         check_range("block", self.block, "a multiple of 4, at least 4", self.block >= 4 and self.block % 4 == 0)
         check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> Int8State:
-        return Int8State(step=0)
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> Counted:
+        return Counted(step=0)
 
     def levels(self, ranks: int) -> int:
         """Levels on each side of zero, such that the sum over the ranks fits its lane.
@@ -70,7 +59,7 @@ class Int8(Method):
             raise UnsupportedError(f"int8:bits={self.bits} cannot sum over {ranks} ranks; take int8:bits=16")
         return levels
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: Int8State, world: World) -> Exchanging:
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World) -> Exchanging:
         levels, blocks = self.levels(world.size), -(-bucket.numel // self.block)
         x = ops.reshape(ops.pad(x, blocks * self.block), (blocks, self.block))
         peak = yield AllReduce(ops.absmax(x), op="max")
@@ -84,7 +73,7 @@ class Int8(Method):
 
         lanes = unpack_lanes(ops, summed, self.bits, blocks * self.block)
         sent, total = (self._decode(ops, v, peak, levels, bucket) for v in (y, lanes))
-        return Exchange(total, sent, Int8State(state.step + 1))
+        return Exchange(total, sent, Counted(state.step + 1))
 
     def _decode(self, ops: Ops, y: Array, peak: Array, levels: int, bucket: Bucket) -> Array:
         y = ops.cast(ops.reshape(y, (-1, self.block)), bucket.dtype)

@@ -13,7 +13,20 @@ from hvd_compress.packing import pack, packed_size, unpack
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneBit(Quantised):
+class _OneBit(Quantised):
+    """One bit for each coordinate, and what each block of coordinates shares."""
+
+    feedback = True
+    serves_feedback = True
+
+    block: int = 8192
+
+    def __post_init__(self) -> None:
+        check_range("block", self.block, "at least 1", self.block >= 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneBit(_OneBit):
     """1-bit SGD: each coordinate becomes the mean of those of its sign.
 
     With p_i the gradient of rank i plus its residual, in each block of coordinates::
@@ -30,13 +43,6 @@ class OneBit(Quantised):
 
     name = "onebit"
     paper = "Seide et al., 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Training, 2014"
-    feedback = True
-    serves_feedback = True
-
-    block: int = 8192
-
-    def __post_init__(self) -> None:
-        check_range("block", self.block, "at least 1", self.block >= 1)
 
     def encode(self, ops: Ops, x: Array, seed: Any) -> Array:
         blocks, dtype = Blocks.of(int(x.shape[0]), self.block), ops.dtype(x)
@@ -59,7 +65,7 @@ class OneBit(Quantised):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EFSignSGD(Quantised):
+class EFSignSGD(_OneBit):
     """EF-SignSGD: the sign, times the mean magnitude of the block (Algorithm 1 of the paper).
 
     With p_i the gradient of rank i plus its residual, in each block of d coordinates::
@@ -76,13 +82,6 @@ class EFSignSGD(Quantised):
 
     name = "efsignsgd"
     paper = "Karimireddy et al., Error Feedback Fixes SignSGD and Other Gradient Compression Schemes, 2019"
-    feedback = True
-    serves_feedback = True
-
-    block: int = 8192
-
-    def __post_init__(self) -> None:
-        check_range("block", self.block, "at least 1", self.block >= 1)
 
     def encode(self, ops: Ops, x: Array, seed: Any) -> Array:
         blocks = Blocks.of(int(x.shape[0]), self.block)

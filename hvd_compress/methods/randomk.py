@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, World
-from hvd_compress.methods.base import Method, check_range, count
+from hvd_compress.methods.base import Counted, Method, check_range, count
 from hvd_compress.ops import Ops
-
-
-class RandomKState(NamedTuple):
-    """What random-k keeps.
-
-    Attributes:
-        step: How many exchanges there were; part of the seed.
-    """
-
-    step: int | Array
 
 
 @dataclass(frozen=True)
@@ -60,10 +49,10 @@ class RandomK(Method):
     def can_retain(self) -> bool:
         return not self.unbiased  # scaled values overshoot, so a residual would grow from step to step
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> RandomKState:
-        return RandomKState(step=0)
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> Counted:
+        return Counted(step=0)
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: RandomKState, world: World) -> Exchanging:
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World) -> Exchanging:
         k = count(self.ratio, bucket.numel)
         bounds = np.arange(k + 1) * bucket.numel // k
         starts, lengths = ops.constant(bounds[:-1]), ops.constant(np.diff(bounds))
@@ -75,7 +64,7 @@ class RandomK(Method):
         summed = yield AllReduce(values)
 
         total = ops.put(ops.zeros((bucket.numel,), bucket.dtype), indices, summed)
-        return Exchange(total, indices, RandomKState(state.step + 1))
+        return Exchange(total, indices, Counted(state.step + 1))
 
     def retain(self, ops: Ops, corrected: Array, sent: Array) -> Array:
         return ops.put(corrected, sent, 0.0)

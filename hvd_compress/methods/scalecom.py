@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, World
-from hvd_compress.methods.base import Method, check_range, count
+from hvd_compress.methods.base import Counted, Method, check_range, count
 from hvd_compress.ops import Ops
-
-
-class ScaleComState(NamedTuple):
-    """What ScaleCom keeps.
-
-    Attributes:
-        step: How many exchanges there were; tells whose turn it is.
-    """
-
-    step: int | Array
 
 
 @dataclass(frozen=True)
@@ -54,10 +44,10 @@ class ScaleCom(Method):
     def __post_init__(self) -> None:
         check_range("ratio", self.ratio, "in (0, 1]", 0 < self.ratio <= 1)
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> ScaleComState:
-        return ScaleComState(step=0)
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> Counted:
+        return Counted(step=0)
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: ScaleComState, world: World) -> Exchanging:
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World) -> Exchanging:
         k = count(self.ratio, bucket.numel)
         indices = ops.choose(
             state.step % world.size == world.rank,
@@ -67,7 +57,7 @@ class ScaleCom(Method):
         indices = ops.cast((yield AllReduce(indices)), "int64")
         summed = yield AllReduce(ops.take(x, indices))
         total = ops.put(ops.zeros((bucket.numel,), bucket.dtype), indices, summed)
-        return Exchange(total, indices, ScaleComState(state.step + 1))
+        return Exchange(total, indices, Counted(state.step + 1))
 
     def retain(self, ops: Ops, corrected: Array, sent: Array) -> Array:
         return ops.put(corrected, sent, 0.0)

@@ -11,7 +11,7 @@ import numpy as np
 from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, SaturatingSum, World
 from hvd_compress.errors import SpecError
-from hvd_compress.methods.base import Method, check_range
+from hvd_compress.methods.base import Counted, Method, check_range
 from hvd_compress.methods.lanes import pack_lanes, unpack_lanes, width_of
 from hvd_compress.methods.rotation import hadamard, signs
 from hvd_compress.ops import Ops
@@ -26,16 +26,6 @@ TABLES = {
 
 _WASTE = 8
 """A full rotation fills up at most 1/8 of the coordinates with zeros."""
-
-
-class THCState(NamedTuple):
-    """What THC keeps.
-
-    Attributes:
-        step: How many exchanges there were; part of the seeds.
-    """
-
-    step: int | Array
 
 
 class _Sent(NamedTuple):
@@ -120,8 +110,8 @@ class THC(Method):
         """The largest integer that a rank sends."""
         return TABLES[self.bits][-1] // 2 if self.levels == "table" else int(2 ** (self.bits - 1) - 1)
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> THCState:
-        return THCState(step=0)
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> Counted:
+        return Counted(step=0)
 
     def _rows(self, ops: Ops, x: Array) -> Array:
         """Cut into blocks; the last is filled up with zeros."""
@@ -132,7 +122,7 @@ class THC(Method):
                 block //= 2
         return ops.reshape(ops.pad(x, n + -n % block), (-1, block))
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: THCState, world: World) -> Exchanging:
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World) -> Exchanging:
         rows, flips = self._rows(ops, x), None
         if self.rotation != "none":
             flips = signs(ops, ops.seed(self.seed, bucket.seed, state.step, 0), rows)
@@ -155,7 +145,7 @@ class THC(Method):
 
         unit = limit / self.top
         decoded = self._decode(ops, _Sent(ops.reshape(total, tuple(rows.shape)), unit, flips), bucket.dtype)
-        return Exchange(decoded[: bucket.numel], _Sent(y, unit, flips), THCState(state.step + 1))
+        return Exchange(decoded[: bucket.numel], _Sent(y, unit, flips), Counted(state.step + 1))
 
     def _range(self, ops: Ops, rows: Array) -> Array:
         """What this rank takes for the largest magnitude of each block."""

@@ -49,7 +49,7 @@ class Session:
             result = self._run(planned, arrays, state)
             states.append(result.state)
             with self._meter.time("decode"):
-                pieces = _cut(planned, np.asarray(result.total) / self._driver.world.size)
+                pieces = self._ops.split(result.total / self._driver.world.size, planned.bucket.sizes)
                 for i, piece in zip(planned.members, pieces, strict=True):
                     means[i][...] = piece.reshape(means[i].shape)
         self.states = states
@@ -78,7 +78,8 @@ class Session:
         for planned, state in zip(self._plan, self.states, strict=True):
             residual = residual_of(state)
             if residual is not None:
-                for i, piece in zip(planned.members, _cut(planned, residual), strict=True):
+                pieces = self._ops.split(residual, planned.bucket.sizes)
+                for i, piece in zip(planned.members, pieces, strict=True):
                     kept[self.gradients[i].name] = piece.reshape(self.gradients[i].shape).copy()
         return kept
 
@@ -122,11 +123,6 @@ _DECODE: Phase = "decode"
 
 def _facts(gradients: Sequence[Gradient]) -> list[list[Any]]:
     return [[g.name, list(g.shape), g.dtype] for g in gradients]
-
-
-def _cut(planned: Planned, flat: Arr) -> list[Arr]:
-    """The part of each gradient of a bucket."""
-    return np.split(flat, np.cumsum(planned.bucket.sizes)[:-1])
 
 
 def _restored(key: str, like: State, saved: Mapping[str, Any]) -> State:
