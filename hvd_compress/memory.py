@@ -13,6 +13,7 @@ from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, Sta
 from hvd_compress.errors import SpecError
 from hvd_compress.methods.base import Wrapper, check_range
 from hvd_compress.ops import Ops
+from hvd_compress.roles import Own, Total
 
 
 class ErrorFeedbackState(NamedTuple):
@@ -23,7 +24,7 @@ class ErrorFeedbackState(NamedTuple):
         inner: The state of the method inside.
     """
 
-    residual: Array
+    residual: Own
     inner: State
 
 
@@ -79,8 +80,8 @@ class EF21State(NamedTuple):
         inner: The state of the method inside.
     """
 
-    local: Array
-    shared: Array
+    local: Own
+    shared: Total
     inner: State
 
 
@@ -127,8 +128,8 @@ class MomentumCorrectionState(NamedTuple):
         inner: The state of the method inside.
     """
 
-    velocity: Array
-    residual: Array
+    velocity: Own
+    residual: Own
     inner: State
 
 

@@ -15,6 +15,7 @@ from hvd_compress.memory import ErrorFeedback, ErrorFeedbackState
 from hvd_compress.methods.base import Method, Wrapper, check_range
 from hvd_compress.methods.cast import Dense
 from hvd_compress.ops import Ops
+from hvd_compress.roles import Own, Passing
 
 WARMUP_STAGES = 4
 
@@ -205,7 +206,7 @@ class PhasesState(NamedTuple):
     """
 
     step: int | Array
-    residual: Array
+    residual: Own
     inner: tuple[State, ...]
 
 
@@ -281,8 +282,8 @@ class DelayedState(NamedTuple):
     """
 
     step: int | Array
-    arriving: Array
-    ahead: Array
+    arriving: Passing
+    ahead: Passing
     inner: State
 
 

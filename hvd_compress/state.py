@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from functools import cache
+from typing import Any, get_type_hints
 
 from hvd_compress.collectives import State
+from hvd_compress.roles import Role
 
 
 def flatten(state: State, path: str = "") -> dict[str, Any]:
@@ -30,6 +32,25 @@ def unflatten(like: State, leaves: Mapping[str, Any], path: str = "") -> State:
         return leaves[path]
     parts = [unflatten(part, leaves, f"{path}.{name}" if path else name) for name, part in _children(like)]
     return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
+
+
+def roles(state: State, path: str = "", role: Role = Role.SHARED) -> dict[str, Role]:
+    """Tell what the leaves of a state mean to the ranks, by the names that `flatten` gives them."""
+    if not isinstance(state, tuple):
+        return {path: role}
+    found: dict[str, Role] = {}
+    declared = _declared(type(state))
+    for name, part in _children(state):
+        found |= roles(part, f"{path}.{name}" if path else name, declared.get(name, Role.SHARED))
+    return found
+
+
+@cache
+def _declared(kind: type) -> dict[str, Role]:
+    """The roles in the annotations of a kind of state."""
+    hints = get_type_hints(kind, include_extras=True) if hasattr(kind, "_fields") else {}
+    marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {name: mark[0] for name, mark in marks.items() if mark and isinstance(mark[0], Role)}
 
 
 def residual_of(state: State) -> Any:

@@ -16,7 +16,7 @@ FRAMEWORKS = ("torch", "tensorflow", "horovod", "keras", "mpi4py")
 
 LAYERS = [
     ["_version", "errors"],
-    ["bucket"],
+    ["bucket", "roles"],
     ["collectives"],
     ["ops", "group"],
     ["packing"],
@@ -29,7 +29,10 @@ LAYERS = [
     ["policy"],
     ["spec"],
     ["merging", "state", "stats"],
+    ["redistribution"],
+    ["checkpoint"],
     ["local", "agreement", "face"],
+    ["elastic"],
     ["torch", "tensorflow", "mpi"],
     ["keras", "bench"],
     ["cli"],

@@ -11,6 +11,7 @@ from hvd_compress.methods.base import Method, check_range
 from hvd_compress.methods.quantised import Blocks, part_size, two_step
 from hvd_compress.ops import Ops
 from hvd_compress.packing import pack, packed_size, unpack
+from hvd_compress.roles import Private
 
 
 class Errors(NamedTuple):
@@ -21,8 +22,8 @@ class Errors(NamedTuple):
         scales: What the code 127 stands for, one for each block.
     """
 
-    codes: Array
-    scales: Array
+    codes: Private
+    scales: Private
 
 
 class LoCoState(NamedTuple):

@@ -13,6 +13,7 @@ from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllGather, AllToAll, Array, Collective, Exchange, Exchanging, World
 from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops
+from hvd_compress.roles import Served
 
 
 class QuantisedState(NamedTuple):
@@ -24,7 +25,7 @@ class QuantisedState(NamedTuple):
     """
 
     step: int | Array
-    served: Any
+    served: Served
 
 
 @dataclass(frozen=True, kw_only=True)

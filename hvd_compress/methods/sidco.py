@@ -14,6 +14,7 @@ from hvd_compress.collectives import Array
 from hvd_compress.methods.base import check_range, count
 from hvd_compress.methods.sparse import Sparse
 from hvd_compress.ops import Ops
+from hvd_compress.roles import Private
 
 FIRST = 0.25
 """Share of the coordinates that the first of several stages leaves."""
@@ -40,8 +41,8 @@ class SIDCoState(NamedTuple):
         step: How many exchanges there were.
     """
 
-    stages: Array
-    achieved: Array
+    stages: Private
+    achieved: Private
     step: int | Array
 
 

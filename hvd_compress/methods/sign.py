@@ -11,6 +11,7 @@ from hvd_compress.methods.base import Method, check_range
 from hvd_compress.methods.quantised import part_size, two_step
 from hvd_compress.ops import Ops
 from hvd_compress.packing import pack, unpack
+from hvd_compress.roles import Private
 
 
 class SignState(NamedTuple):
@@ -22,7 +23,7 @@ class SignState(NamedTuple):
     """
 
     step: int | Array
-    momentum: Any
+    momentum: Private
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,117 @@
+"""Ranks that come and go: who is there is asked at the beginning of each step of an elastic job.
+
+Horovod tells a compressor nothing of ranks that are lost or join, and a new rank cannot know what the others have gone
+through. So every rank says in each step which set of ranks it has exchanged with last. Where that is not the same set
+for all, states are dealt out anew: survivors keep what is theirs, newcomers start clean, and what must be equal on all
+ranks is taken from one survivor.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias
+
+from hvd_compress import agreement, checkpoint
+from hvd_compress.collectives import World
+from hvd_compress.ops.numpy import NumpyOps
+from hvd_compress.redistribution import Former, Kept, Leaves, needed_by_others, redistribute
+from hvd_compress.state import flatten, roles
+
+Gather: TypeAlias = Callable[[bytes, str], bytes]
+"""Joins the bytes of all ranks, in the order of ranks, under a name."""
+
+_ROLL = struct.Struct("<5q")
+_LENGTH = struct.Struct("<q")
+
+
+class Roll(NamedTuple):
+    """What a rank answers in a roll call.
+
+    Attributes:
+        token: Number of the set of ranks that it has exchanged with last; 0 for a newcomer.
+        rank: Its number in that set.
+        size: How many they were.
+        whole: 1, or 0 if its last step was broken off.
+        label: Of its parameters.
+    """
+
+    token: int
+    rank: int
+    size: int
+    whole: int
+    label: int
+
+
+class Membership:
+    """The set of ranks that a session exchanges with.
+
+    Args:
+        label: Of its parameters, from `agreement.label`.
+    """
+
+    def __init__(self, label: str) -> None:
+        self._roll = Roll(0, 0, 0, 1, int(label, 16))
+
+    def broken_off(self) -> None:
+        """Take down that a step was not finished: other ranks may have gone further."""
+        self._roll = self._roll._replace(whole=0)
+
+    def meet(
+        self, world: World, gather: Gather, facts: bytes, kept: Callable[[], Mapping[str, Kept]]
+    ) -> Mapping[str, Leaves]:
+        """Find out whether the ranks are those of the step before.
+
+        Args:
+            world: This rank among those of now.
+            gather: Communicates.
+            facts: From `agreement.describe`.
+            kept: Gives the states of all buckets; called if they are needed.
+
+        Returns:
+            New states for buckets; none where all stays as it is.
+
+        Raises:
+            DisagreementError: If a newcomer is not set up as the others are.
+        """
+        rolls = [Roll(*row) for row in _ROLL.iter_unpack(gather(_ROLL.pack(*self._roll), "hvd_compress.roll"))]
+        same = [Roll(rolls[0].token, rank, world.size, 1, rolls[0].label) for rank in range(world.size)]
+        if rolls == same and rolls[0].token:
+            return {}
+        agreement.check(gather(facts, "hvd_compress.agreement"))
+        dealt = _dealt_out(kept(), rolls, world, gather) if any(roll.token for roll in rolls) else {}
+        self._roll = Roll(max(roll.token for roll in rolls) + 1, *world, 1, self._roll.label)
+        return dealt
+
+
+def _dealt_out(kept: Mapping[str, Kept], rolls: list[Roll], world: World, gather: Gather) -> dict[str, Leaves]:
+    """The states of this rank, made of those of all survivors."""
+    survivors = sorted((rank for rank, roll in enumerate(rolls) if roll.token), key=lambda rank: -rolls[rank].token)
+    mine: dict[str, Leaves] = {}
+    fresh = {key: k.method.init(NumpyOps(), k.bucket, world.size) for key, k in kept.items()}
+    if world.rank in survivors:
+        first = world.rank == survivors[0]
+        mine = {key: needed_by_others(k.leaves, roles(fresh[key]), first) for key, k in kept.items()}
+    data = checkpoint.dump({f"{key}/{path}": leaf for key, ls in mine.items() for path, leaf in ls.items()}, {})
+    others = [checkpoint.parse(part)[0] for part in _parts(gather(_LENGTH.pack(len(data)) + data, "hvd_compress.kept"))]
+
+    dealt: dict[str, Leaves] = {}
+    for key, k in kept.items():
+        formers = []
+        for rank in survivors:
+            theirs = {p.removeprefix(f"{key}/"): leaf for p, leaf in others[rank].items() if p.startswith(f"{key}/")}
+            formers.append(Former(k.leaves if rank == world.rank else theirs, rolls[rank].rank, rank))
+        known = roles(fresh[key])
+        size = rolls[survivors[0]].size
+        dealt[key] = redistribute(flatten(fresh[key]), known, k.bucket.numel, formers, size, world)
+    return dealt
+
+
+def _parts(data: bytes) -> list[bytes]:
+    """Cut what was gathered, each part with its length in front."""
+    parts, place = [], 0
+    while place < len(data):
+        (length,) = _LENGTH.unpack_from(data, place)
+        place += _LENGTH.size + length
+        parts.append(data[place - length : place])
+    return parts

@@ -1,0 +1,156 @@
+"""States dealt out anew: to another number of ranks, to survivors and newcomers, to other buckets.
+
+All of it in numpy and without communication: `hvd_compress.checkpoint` and `hvd_compress.elastic` bring the states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from hvd_compress.bucket import Bucket
+from hvd_compress.collectives import World
+from hvd_compress.methods.base import Method
+from hvd_compress.roles import Role
+
+Leaves: TypeAlias = Mapping[str, Any]
+"""The leaves of a state by name, as numpy arrays and ints."""
+
+
+class Former(NamedTuple):
+    """What a rank of before has left.
+
+    Attributes:
+        leaves: Of its state; those that nobody needs may be missing.
+        rank: Its number then.
+        heir: The rank that goes on with what it kept.
+    """
+
+    leaves: Leaves
+    rank: int
+    heir: int
+
+
+def redistribute(
+    fresh: Leaves, roles: Mapping[str, Role], numel: int, formers: Sequence[Former], size: int, world: World
+) -> dict[str, Any]:
+    """Make the state of one rank from the states of the ranks of before.
+
+    The sum over the ranks of what is ``Role.OWN`` stays the same, as far as all ranks of before are there.
+
+    Args:
+        fresh: A new state of this rank.
+        roles: Of its leaves.
+        numel: Elements of the bucket.
+        formers: The ranks of before; the first one tells what is equal on all. At least one.
+        size: How many there were.
+        world: The ranks of now.
+    """
+
+    def leaf(path: str, new: Any) -> Any:
+        role = roles[path]
+        mine = [former.leaves[path] for former in formers if former.heir == world.rank and path in former.leaves]
+        if role is Role.SHARED:
+            return formers[0].leaves[path]
+        if role is Role.OWN:
+            return sum(mine[1:], mine[0]) if mine else new
+        if role is Role.PRIVATE:
+            return next((kept for kept in mine if np.shape(kept) == np.shape(new)), new)
+        if role is Role.SERVED:
+            return _part(path, new, numel, formers, size, world)
+        if role is Role.TOTAL:
+            parts = [former.leaves[_beside(path, roles)] for former in formers]
+            return sum(parts[1:], parts[0])
+        return new
+
+    return {path: leaf(path, new) for path, new in fresh.items()}
+
+
+def _part(path: str, new: Any, numel: int, formers: Sequence[Former], size: int, world: World) -> Any:
+    """Put the parts of a vector together and cut it anew."""
+    length = -(-numel // size)
+    whole = np.zeros(max(size * length, numel), new.dtype)
+    for former in formers:
+        if former.rank < size and path in former.leaves and former.leaves[path].shape == (length,):
+            whole[former.rank * length : (former.rank + 1) * length] = former.leaves[path]
+    padded = np.zeros(world.size * len(new), new.dtype)
+    padded[:numel] = whole[:numel]
+    return padded[world.rank * len(new) : (world.rank + 1) * len(new)]
+
+
+def _beside(path: str, roles: Mapping[str, Role]) -> str:
+    """The leaf that a total is the sum of."""
+    place = path.rpartition(".")[0]
+    return next(p for p, role in roles.items() if role is Role.OWN and p.rpartition(".")[0] == place)
+
+
+def needed_by_others(leaves: Leaves, roles: Mapping[str, Role], first: bool) -> dict[str, Any]:
+    """The leaves of a rank that `redistribute` wants on other ranks; ``first``: as the first of the formers."""
+    roles_needed = {Role.SERVED, Role.SHARED} if first else {Role.SERVED}
+    if Role.TOTAL in roles.values():
+        roles_needed.add(Role.OWN)
+    return {path: leaf for path, leaf in leaves.items() if roles[path] in roles_needed}
+
+
+class Kept(NamedTuple):
+    """The state of a bucket on this rank.
+
+    Attributes:
+        names: Identities of its parameters, in order.
+        bucket: Their shapes.
+        method: What carries it.
+        leaves: The state.
+    """
+
+    names: Sequence[Any]
+    bucket: Bucket
+    method: Method
+    leaves: Leaves
+
+
+def inherit(fresh: Kept, formers: Sequence[Kept]) -> dict[str, Any]:
+    """Carry over to a new bucket what former buckets of the same rank kept of the same parameters.
+
+    Vectors over a bucket, such as residuals, are taken over parameter by parameter, counters from the first bucket of
+    the same method. What cannot be cut by parameters, such as the factors of low-rank methods, is taken over by a
+    bucket of the very same parameters alone. The same on all ranks if it is called alike on all.
+
+    Args:
+        fresh: The new bucket with a new state.
+        formers: Buckets of before.
+    """
+    formers = [former for former in formers if former.method == fresh.method]
+    for former in formers:
+        if tuple(former.names) == tuple(fresh.names) and former.bucket.shapes == fresh.bucket.shapes:
+            return dict(former.leaves)
+    leaves = dict(fresh.leaves)
+    for path, new in fresh.leaves.items():
+        if np.shape(new) == () and formers:
+            leaves[path] = formers[0].leaves[path]
+        elif np.shape(new) == (fresh.bucket.numel,):
+            leaves[path] = _joined(path, fresh, formers)
+    return leaves
+
+
+def _joined(path: str, fresh: Kept, formers: Sequence[Kept]) -> Any:
+    """A vector over a bucket, with the pieces of all parameters that former buckets had."""
+    vector = np.array(fresh.leaves[path])
+    places = _places(fresh)
+    for former in formers:
+        for name, place in _places(former).items():
+            if name in places and _length(place) == _length(places[name]):
+                vector[places[name]] = former.leaves[path][place]
+    return vector
+
+
+def _places(kept: Kept) -> dict[Any, slice]:
+    sizes = kept.bucket.sizes
+    ends = accumulate(sizes)
+    return {name: slice(end - size, end) for name, end, size in zip(kept.names, ends, sizes, strict=True)}
+
+
+def _length(place: slice) -> int:
+    return int(place.stop - place.start)
