@@ -11,51 +11,15 @@ import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
 
 from hvd_compress.errors import StateError
 from hvd_compress.redistribution import Leaves
-
-FORMAT = "hvd_compress/1"
+from hvd_compress.saved import Saved, from_dict, to_dict
 
 _HEADER = "header"
-
-Buckets: TypeAlias = Mapping[str, Leaves]
-"""The states of a session: bucket, then leaf."""
-
-
-class SavedSession(NamedTuple):
-    """The states of all buckets of one optimizer, as one rank has saved them.
-
-    Attributes:
-        rank: Which rank, among those that the optimizer reduces over.
-        size: How many there were.
-        buckets: The states.
-    """
-
-    rank: int
-    size: int
-    buckets: Buckets
-
-
-class Saved(NamedTuple):
-    """What a compressor of one rank has saved.
-
-    Attributes:
-        method: Spec of its method.
-        rank: Which rank.
-        size: How many there were.
-        steps: How many steps there had been: the same in all files that belong together.
-        sessions: By the name of the session.
-    """
-
-    method: str
-    rank: int
-    size: int
-    steps: int
-    sessions: Mapping[str, SavedSession]
 
 
 def file_of(folder: str | os.PathLike[str], rank: int, size: int) -> Path:
@@ -96,19 +60,14 @@ def save(folder: str | os.PathLike[str], saved: Saved) -> Path:
     """
     path = file_of(folder, saved.rank, saved.size)
     path.parent.mkdir(parents=True, exist_ok=True)
-    leaves = {
-        f"{name}/{key}/{leaf_path}": leaf
-        for name, session in saved.sessions.items()
-        for key, bucket in session.buckets.items()
-        for leaf_path, leaf in bucket.items()
-    }
-    sessions = {
-        name: {"rank": s.rank, "size": s.size, "buckets": {key: list(bucket) for key, bucket in s.buckets.items()}}
-        for name, s in saved.sessions.items()
-    }
-    header = {"format": FORMAT, **saved._asdict(), "sessions": sessions}
+    arrays: dict[str, Any] = {}
+
+    def place(leaf: Any) -> str:
+        arrays[str(len(arrays))] = leaf
+        return str(len(arrays) - 1)
+
     partial = path.with_suffix(".partial")
-    partial.write_bytes(dump(leaves, header))
+    partial.write_bytes(dump(arrays, to_dict(saved, place)))
     partial.replace(path)
     return path
 
@@ -120,22 +79,11 @@ def read(path: Path) -> Saved:
         StateError: If it is missing, damaged, or not such a file.
     """
     try:
-        leaves, header = parse(path.read_bytes())
-        if header["format"] != FORMAT:
-            raise ValueError(f"its format is {header['format']!r}, not {FORMAT!r}")
-        sessions = {
-            name: SavedSession(
-                int(s["rank"]),
-                int(s["size"]),
-                {key: {p: leaves[f"{name}/{key}/{p}"] for p in paths} for key, paths in s["buckets"].items()},
-            )
-            for name, s in header["sessions"].items()
-        }
-        rank, size, steps = (int(header[key]) for key in ("rank", "size", "steps"))
-        return Saved(str(header["method"]), rank, size, steps, sessions)
+        arrays, header = parse(path.read_bytes())
+        return from_dict(header, arrays.__getitem__)
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error.strerror}; each rank saves a file of its own") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise StateError(
             f"{path} is damaged, or is not a state that compression.save has written ({error}); take another checkpoint"
         ) from error
@@ -162,7 +110,4 @@ def load(folder: str | os.PathLike[str], rank: int, size: int) -> list[Saved]:
         )
     before = int(next(iter(sizes)))
     saved = [read(file_of(folder, number, before)) for number in range(before)]
-    if len({(s.method, s.steps) for s in saved}) != 1:
-        steps = ", ".join(str(s.steps) for s in saved)
-        raise StateError(f"the files in {folder} were saved at different steps ({steps}); take another checkpoint")
     return saved

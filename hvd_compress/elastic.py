@@ -21,7 +21,7 @@ from hvd_compress.state import flatten, roles
 Gather: TypeAlias = Callable[[bytes, str], bytes]
 """Joins the bytes of all ranks, in the order of ranks, under a name."""
 
-_ROLL = struct.Struct("<5q")
+_ROLL = struct.Struct("<6q")
 _LENGTH = struct.Struct("<q")
 
 
@@ -34,6 +34,7 @@ class Roll(NamedTuple):
         size: How many they were.
         whole: 1, or 0 if its last step was broken off.
         label: Of its parameters.
+        steps: That it has done.
     """
 
     token: int
@@ -41,6 +42,19 @@ class Roll(NamedTuple):
     size: int
     whole: int
     label: int
+    steps: int
+
+
+class Meeting(NamedTuple):
+    """What a session goes on with where the ranks have changed.
+
+    Attributes:
+        steps: How many there have been.
+        leaves: New states of all buckets; none where all ranks are new.
+    """
+
+    steps: int
+    leaves: Mapping[str, Leaves]
 
 
 class Membership:
@@ -51,37 +65,41 @@ class Membership:
     """
 
     def __init__(self, label: str) -> None:
-        self._roll = Roll(0, 0, 0, 1, int(label, 16))
+        self._roll = Roll(0, 0, 0, 1, int(label, 16), 0)
 
     def broken_off(self) -> None:
         """Take down that a step was not finished: other ranks may have gone further."""
         self._roll = self._roll._replace(whole=0)
 
     def meet(
-        self, world: World, gather: Gather, facts: bytes, kept: Callable[[], Mapping[str, Kept]]
-    ) -> Mapping[str, Leaves]:
+        self, world: World, steps: int, gather: Gather, facts: bytes, kept: Callable[[], Mapping[str, Kept]]
+    ) -> Meeting | None:
         """Find out whether the ranks are those of the step before.
 
         Args:
             world: This rank among those of now.
+            steps: That it has done.
             gather: Communicates.
             facts: From `agreement.describe`.
             kept: Gives the states of all buckets; called if they are needed.
 
         Returns:
-            New states for buckets; none where all stays as it is.
+            None if they are.
 
         Raises:
             DisagreementError: If a newcomer is not set up as the others are.
         """
-        rolls = [Roll(*row) for row in _ROLL.iter_unpack(gather(_ROLL.pack(*self._roll), "hvd_compress.roll"))]
-        same = [Roll(rolls[0].token, rank, world.size, 1, rolls[0].label) for rank in range(world.size)]
-        if rolls == same and rolls[0].token:
-            return {}
+        mine = self._roll._replace(steps=steps)
+        rolls = [Roll(*row) for row in _ROLL.iter_unpack(gather(_ROLL.pack(*mine), "hvd_compress.roll"))]
+        if rolls[0].token and rolls == [
+            rolls[0]._replace(rank=rank, size=world.size, whole=1) for rank in range(world.size)
+        ]:
+            return None
         agreement.check(gather(facts, "hvd_compress.agreement"))
-        dealt = _dealt_out(kept(), rolls, world, gather) if any(roll.token for roll in rolls) else {}
-        self._roll = Roll(max(roll.token for roll in rolls) + 1, *world, 1, self._roll.label)
-        return dealt
+        first = max(rolls, key=lambda roll: roll.token)
+        dealt = _dealt_out(kept(), rolls, world, gather) if first.token else {}
+        self._roll = Roll(first.token + 1, *world, 1, mine.label, 0)
+        return Meeting(first.steps, dealt)
 
 
 def _dealt_out(kept: Mapping[str, Kept], rolls: list[Roll], world: World, gather: Gather) -> dict[str, Leaves]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, get_type_hints
 
+import numpy as np
+
 from hvd_compress.collectives import State
 from hvd_compress.roles import Role
 
@@ -51,6 +53,18 @@ def _declared(kind: type) -> dict[str, Role]:
     hints = get_type_hints(kind, include_extras=True) if hasattr(kind, "_fields") else {}
     marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
     return {name: mark[0] for name, mark in marks.items() if mark and isinstance(mark[0], Role)}
+
+
+def filled(like: State, leaves: Mapping[str, Any]) -> State:
+    """Put numpy leaves into a state; where it has an int, they become one.
+
+    Args:
+        like: A state of the wanted structure.
+        leaves: The leaves by name, which are copied.
+    """
+    kinds = flatten(like)
+    new = {path: int(leaf) if isinstance(kinds[path], int) else np.array(leaf) for path, leaf in leaves.items()}
+    return unflatten(like, new)
 
 
 def residual_of(state: State) -> Any:

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_compress import checkpoint
-from hvd_compress.checkpoint import Saved, SavedSession
 from hvd_compress.errors import StateError
+from hvd_compress.saved import Saved, SavedSession
 
 LEAVES: dict[str, Any] = {
     "residual": np.arange(6, dtype=np.float32),
@@ -24,7 +24,7 @@ LEAVES: dict[str, Any] = {
 
 
 def saved(rank: int = 0, size: int = 2, steps: int = 5) -> Saved:
-    return Saved("topk", rank, size, steps, {"m": SavedSession(rank, size, {"b0": LEAVES, "b1": {}})})
+    return Saved("topk", rank, size, {"m": SavedSession(rank, size, steps, {"b0": LEAVES, "b1": {}})})
 
 
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
@@ -33,7 +33,8 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     back = checkpoint.read(path)
     assert back._replace(sessions={}) == saved()._replace(sessions={})
     session = back.sessions["m"]
-    assert (session.rank, session.size, session.buckets["b1"]) == (0, 2, {})
+    assert session._replace(buckets={}) == SavedSession(0, 2, 5, {})
+    assert session.buckets["b1"] == {}
     for name, leaf in LEAVES.items():
         np.testing.assert_array_equal(session.buckets["b0"][name], leaf)
         assert session.buckets["b0"][name].dtype == np.asarray(leaf).dtype
@@ -51,9 +52,6 @@ def test_incomplete_and_mixed_folders(tmp_path: Path) -> None:
         checkpoint.load(tmp_path, 0, 1)
     checkpoint.save(tmp_path, saved(1))
     with pytest.raises(StateError, match=r"hvd_compress-00000-of-00002\.npz cannot be read: No such file"):
-        checkpoint.load(tmp_path, 0, 1)
-    checkpoint.save(tmp_path, saved(0, steps=6))
-    with pytest.raises(StateError, match=r"saved at different steps \(6, 5\)"):
         checkpoint.load(tmp_path, 0, 1)
     checkpoint.save(tmp_path, saved(0, size=3))
     with pytest.raises(StateError, match="states of several numbers of ranks found"):
@@ -90,7 +88,7 @@ def test_archives_of_others(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="is damaged, or is not a state"):
         checkpoint.read(path)
     path.write_bytes(checkpoint.dump({}, {"format": "hvd_compress/99"}))
-    with pytest.raises(StateError, match="its format is 'hvd_compress/99', not 'hvd_compress/1'"):
+    with pytest.raises(StateError, match="expected a dict with format='hvd_compress/1'"):
         checkpoint.read(path)
 
 

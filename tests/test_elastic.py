@@ -35,17 +35,19 @@ class Worker:
         self.method = method
         self.membership = Membership(LABEL)
         self.state: State = method.init(OPS, BUCKET, size)
+        self.steps = 0
         self.regrouped = False
 
     def meet(self, world: World, gather: Callable[[bytes, str], bytes]) -> None:
         kept = lambda: {"b0": Kept(["w", "b"], BUCKET, self.method, leaves(self.state))}  # noqa: E731
         facts = agreement.describe(self.method, 2, GRADIENTS)
-        dealt = self.membership.meet(world, gather, facts, kept)
-        self.regrouped = bool(dealt)
-        if dealt:
+        meeting = self.membership.meet(world, self.steps, gather, facts, kept)
+        self.regrouped = meeting is not None and bool(meeting.leaves)
+        if meeting is not None and meeting.leaves:
+            self.steps = meeting.steps
             fresh = self.method.init(OPS, BUCKET, world.size)
             kinds = flatten(fresh)
-            new = {p: int(v) if isinstance(kinds[p], int) else np.asarray(v) for p, v in dealt["b0"].items()}
+            new = {p: int(v) if isinstance(kinds[p], int) else np.asarray(v) for p, v in meeting.leaves["b0"].items()}
             self.state = unflatten(fresh, new)
 
 
@@ -82,6 +84,7 @@ def step(workers: list[Worker], number: int) -> list[Arr]:
     results = lockstep(OPS, workers[0].method, BUCKET, xs, [worker.state for worker in workers])
     for worker, result in zip(workers, results, strict=True):
         worker.state = result.state
+        worker.steps += 1
     return [np.asarray(result.total) for result in results]
 
 
@@ -130,12 +133,13 @@ def test_a_step_that_one_rank_broke_off() -> None:
     step(workers, 0)
     behind = workers[2].state
     step(workers, 1)
-    workers[2].state = behind
+    workers[2].state, workers[2].steps = behind, 1
     workers[2].membership.broken_off()
     totals = step(workers, 2)
     assert all(np.array_equal(total, totals[0]) for total in totals)
     step(workers, 3)
     assert not any(worker.regrouped for worker in workers)
+    assert [worker.steps for worker in workers] == [4, 4, 4]
 
 
 def test_a_rank_that_missed_a_meeting_follows_those_who_did_not() -> None:

@@ -30,6 +30,7 @@ LAYERS = [
     ["spec"],
     ["merging", "state", "stats"],
     ["redistribution"],
+    ["saved"],
     ["checkpoint"],
     ["local", "agreement", "face"],
     ["elastic"],

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 from mpi4py import MPI
 
-from hvd_compress import agreement
+from hvd_compress import agreement, checkpoint
+from hvd_compress.collectives import World
 from hvd_compress.errors import GradientError, StateError
 from hvd_compress.measure import vnmse
 from hvd_compress.merging import DEFAULT_MERGE, Gradient, Merge, check_merge, gradient
 from hvd_compress.methods.base import Method
 from hvd_compress.mpi.driver import Arr, Driver
 from hvd_compress.mpi.session import Session
+from hvd_compress.saved import Loaded, Saved, from_dict, to_dict
 from hvd_compress.spec import parse, to_spec
 from hvd_compress.stats import Meter, Stats
-
-_FORMAT = "hvd_compress.mpi/1"
 
 _SOUND, _SPOILT, _REFUSED = range(3)
 """What a rank says of its gradients before they are exchanged; the worst word counts for all."""
@@ -49,7 +51,7 @@ class Aggregator:
         self._driver = Driver(comm)
         self._meter = Meter()
         self._session: Session | None = None
-        self._saved: Mapping[str, Any] | None = None
+        self._loaded = Loaded()
 
     def __repr__(self) -> str:
         return f"Aggregator({to_spec(self.method)!r}, merge={self.merge!r})"
@@ -101,7 +103,7 @@ class Aggregator:
         if self._session is None:
             facts = agreement.describe(method, self.merge, session.gradients)
             agreement.check(self._driver.gather_bytes(facts))
-            self._session, self._saved = session, None
+            self._session, self._loaded = session, Loaded()
         if agreed == _SPOILT:
             return {name: np.full_like(array, np.nan) for name, array in arrays.items()}
         means = session.exchange(list(arrays.values()))
@@ -113,8 +115,7 @@ class Aggregator:
         """The session of these gradients, in the first step a new one."""
         if self._session is None:
             session = Session(gradients, method, self.merge, self._driver, self._meter)
-            if self._saved is not None:
-                session.load_state_dict(self._saved)
+            _restore(session, self._loaded, self._driver.world)
             return session
         if gradients != self._session.gradients:
             raise GradientError(
@@ -138,10 +139,9 @@ class Aggregator:
         """What this rank would lose: residuals, warm starts, step counts.
 
         Returns:
-            Numpy arrays, numbers and strings in dicts and lists. It belongs to this rank: each rank saves its own.
+            Numpy arrays, numbers and strings in dicts. It belongs to this rank: each rank saves its own.
         """
-        kept = self._session.state_dict() if self._session else self._saved
-        return {**(kept or {}), **self._origin()}
+        return to_dict(self._saved(), lambda leaf: leaf)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; at once after the first step, else in the first step.
@@ -150,22 +150,47 @@ class Aggregator:
             state: From `state_dict`, of the same rank; all ranks load theirs at the same place in the program.
 
         Raises:
-            StateError: If it is not such a state, or of another method, merge, rank, world size or model. Nothing is
-                changed.
+            StateError: If it is not such a state, or of another method, rank, world size or model. Nothing is changed.
         """
-        if not isinstance(state, Mapping) or state.get("format") != _FORMAT:
-            raise StateError(f"this is not a state of an Aggregator: expected a dict with format={_FORMAT!r}")
-        for key, here in self._origin().items():
-            if state.get(key) != here:
-                raise StateError(
-                    f"this state was saved with {key}={state.get(key)!r} and cannot be restored with {key}={here!r}:"
-                    " restore with the same method and merge, and with as many ranks, each from its own file"
-                )
-        if self._session is not None:
-            self._session.load_state_dict(state)
-        else:
-            self._saved = state if "parameters" in state else None  # before its first step there is nothing to save
+        self._load([from_dict(state, lambda leaf: leaf)])
 
-    def _origin(self) -> dict[str, Any]:
-        world = self._driver.world._asdict()
-        return {"format": _FORMAT, "method": to_spec(self.method), "merge": self.merge, **world}
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the state of this rank to a file in a folder; all ranks save after the same step.
+
+        Returns:
+            The file.
+        """
+        return checkpoint.save(folder, self._saved())
+
+    def load(self, folder: str | os.PathLike[str]) -> None:
+        """Go on from files that `save` has written, with any number of ranks.
+
+        With as many ranks as have saved, each needs its own file alone; otherwise each needs those of all, and the sum
+        of the residuals stays the same.
+
+        Raises:
+            StateError: If a file is missing, damaged, or does not fit. Nothing is changed.
+        """
+        self._load(checkpoint.load(folder, *self._driver.world))
+
+    def _saved(self) -> Saved:
+        sessions = {self._session.label: self._session.saved()} if self._session else self._loaded.rest()
+        return Saved(to_spec(self.method), *self._driver.world, sessions)
+
+    def _load(self, saved: list[Saved]) -> None:
+        loaded = Loaded()
+        loaded.put(saved, to_spec(self.method))
+        if self._session is None:
+            self._loaded = loaded
+        else:
+            _restore(self._session, loaded, self._driver.world)
+
+
+def _restore(session: Session, loaded: Loaded, world: World) -> None:
+    """Give a session what was loaded, if anything was."""
+    if not loaded.names():
+        return
+    saved = loaded.find(session.label, session.kept(), world)
+    if saved is None:
+        raise StateError(f"this state is of a model with other gradients than {[g.name for g in session.gradients]}")
+    session.restore(saved)

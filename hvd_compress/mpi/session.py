@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
+from hvd_compress import agreement
 from hvd_compress.collectives import Exchange, State, take_branches
-from hvd_compress.errors import StateError
 from hvd_compress.merging import Gradient, Merge, Planned, plan
 from hvd_compress.methods.base import Method
 from hvd_compress.mpi.driver import Arr, Driver
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.state import flatten, residual_of, unflatten
+from hvd_compress.redistribution import Kept
+from hvd_compress.saved import SavedSession
+from hvd_compress.state import filled, flatten, residual_of
 from hvd_compress.stats import Meter, Phase
 
 
@@ -28,13 +29,17 @@ class Session:
         meter: Counts bytes and time.
 
     Attributes:
+        label: Of the gradients.
         states: One for each bucket.
+        steps: How many exchanges there were.
     """
 
     def __init__(
         self, gradients: Sequence[Gradient], method: Method, merge: Merge, driver: Driver, meter: Meter
     ) -> None:
         self.gradients = list(gradients)
+        self.label = agreement.label(self.gradients)
+        self.steps = 0
         self._driver = driver
         self._meter = meter
         self._ops = NumpyOps()
@@ -53,6 +58,7 @@ class Session:
                 for i, piece in zip(planned.members, pieces, strict=True):
                     means[i][...] = piece.reshape(means[i].shape)
         self.states = states
+        self.steps += 1
         return means
 
     def _run(self, planned: Planned, arrays: Sequence[Arr], state: State) -> Exchange:
@@ -83,57 +89,29 @@ class Session:
                     kept[self.gradients[i].name] = piece.reshape(self.gradients[i].shape).copy()
         return kept
 
-    def state_dict(self) -> dict[str, Any]:
-        """The gradients, and the states of all buckets as copies."""
+    def kept(self) -> dict[str, Kept]:
+        """The states of all buckets."""
         return {
-            "parameters": _facts(self.gradients),
-            "buckets": {
-                planned.bucket.key: {
-                    path: leaf if isinstance(leaf, int) else np.array(leaf) for path, leaf in flatten(state).items()
-                }
-                for planned, state in zip(self._plan, self.states, strict=True)
-            },
+            planned.bucket.key: Kept(
+                [self.gradients[i].name for i in planned.members], planned.bucket, planned.method, flatten(state)
+            )
+            for planned, state in zip(self._plan, self.states, strict=True)
         }
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Take over saved states, all or none.
+    def saved(self) -> SavedSession:
+        """The states of all buckets, as copies."""
+        buckets = {
+            key: {path: leaf if isinstance(leaf, int) else np.array(leaf) for path, leaf in kept.leaves.items()}
+            for key, kept in self.kept().items()
+        }
+        return SavedSession(*self._driver.world, self.steps, buckets)
 
-        Raises:
-            StateError: If they are of another model or do not fit its buckets.
-        """
-        if saved.get("parameters") != _facts(self.gradients):
-            raise StateError(
-                f"this state is of a model with the gradients {saved.get('parameters')}, and here they are"
-                f" {_facts(self.gradients)}: restore with the model that was saved"
-            )
-        buckets = saved["buckets"]
-        if set(buckets) != {planned.bucket.key for planned in self._plan}:
-            raise StateError(
-                f"the saved buckets {sorted(buckets)} do not fit: there are {len(self._plan)} of them here"
-            )
-        self.states = [
-            _restored(planned.bucket.key, state, buckets[planned.bucket.key])
-            for planned, state in zip(self._plan, self.states, strict=True)
-        ]
+    def restore(self, saved: SavedSession) -> None:
+        """Take over states that have been checked."""
+        self.steps = saved.steps
+        for number, planned in enumerate(self._plan):
+            self.states[number] = filled(self.states[number], saved.buckets[planned.bucket.key])
 
 
 _ENCODE: Phase = "encode"
 _DECODE: Phase = "decode"
-
-
-def _facts(gradients: Sequence[Gradient]) -> list[list[Any]]:
-    return [[g.name, list(g.shape), g.dtype] for g in gradients]
-
-
-def _restored(key: str, like: State, saved: Mapping[str, Any]) -> State:
-    """Build the state of a bucket from saved leaves, which must look like those that it has."""
-    leaves: dict[str, Any] = {}
-    for path, leaf in flatten(like).items():
-        old, new = np.asarray(leaf), np.asarray(saved.get(path))
-        if (new.shape, new.dtype) != (old.shape, old.dtype):
-            raise StateError(
-                f"{path!r} of bucket {key!r} does not fit: expected shape {old.shape} and {old.dtype}, got shape"
-                f" {new.shape} and {new.dtype}"
-            )
-        leaves[path] = int(new) if isinstance(leaf, int) else new.copy()
-    return unflatten(like, leaves)

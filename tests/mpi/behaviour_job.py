@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -85,17 +85,14 @@ def a_saved_state_goes_on_bit_for_bit(spec: str) -> None:
 
 
 def reborn(spec: str, old: Aggregator) -> Aggregator:
-    """A new one with the state of an old one, through a file that holds arrays, numbers and strings only."""
-    saved, file = old.state_dict(), io.BytesIO()
-    leaves = {f"{key}/{path}": leaf for key, bucket in saved["buckets"].items() for path, leaf in bucket.items()}
-    np.savez(file, **leaves)
-    file.seek(0)
-    for name, leaf in np.load(file, allow_pickle=False).items():
-        key, path = name.split("/")
-        saved["buckets"][key][path] = leaf
-    new = Aggregator(spec)
-    new.load_state_dict(saved)
-    assert new.state_dict() == saved  # saved again before the first step, nothing is lost
+    """A new one with the state of an old one, through a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        old.save(folder)
+        new = Aggregator(spec)
+        new.load(folder)
+        new.save(folder)  # saved again before the first step, nothing is lost
+        new = Aggregator(spec)
+        new.load(folder)
     return new
 
 
@@ -105,20 +102,21 @@ def a_state_that_does_not_fit_changes_nothing() -> None:
     Aggregator("powersgd:rank=2").load_state_dict(aggregator.state_dict())
     aggregator.step(grads)
     saved, before = aggregator.state_dict(), repr(aggregator.state_dict())
+    ((name, session),) = saved["sessions"].items()
     # The first bucket fits, the last one does not: neither is taken.
-    *_, key = saved["buckets"]
-    broken = {path: np.zeros(3) for path in saved["buckets"][key]}
-    zeros = {path: np.zeros_like(leaf) for path, leaf in saved["buckets"]["b0"].items()}
+    *_, key = session["buckets"]
+    broken = {path: np.zeros(3) for path in session["buckets"][key]}
+    zeros = {path: np.zeros_like(leaf) for path, leaf in session["buckets"]["b0"].items()}
     changes: list[tuple[dict[str, Any], str]] = [
-        ({"format": "hvd_compress.torch/1"}, "format='hvd_compress.mpi/1'"),
-        ({"rank": RANK + 1}, f"rank={RANK + 1} and cannot be restored with rank={RANK}"),
-        ({"size": SIZE + 1}, f"size={SIZE + 1}"),
-        ({"method": "int8"}, "method='int8'"),
-        ({"merge": "layer"}, "merge='layer'"),
-        ({"parameters": [["v", [3], "float32"]]}, "the gradients [['v', [3], 'float32']]"),
-        ({"parameters": None}, "the gradients None"),
-        ({"buckets": {}}, "saved buckets []"),
-        ({"buckets": {**saved["buckets"], "b0": zeros, key: broken}}, f"of bucket {key!r} does not fit"),
+        ({"format": "hvd_compress.torch/1"}, "format='hvd_compress/1'"),
+        ({"method": "int8"}, "this state is of 'int8'"),
+        ({"sessions": {"other": session}}, "of a model with other gradients than ['w', 'h'"),
+        ({"sessions": {name: {**session, "rank": SIZE, "size": SIZE + 1}}}, f"saved on rank {SIZE} of {SIZE + 1}"),
+        ({"sessions": {name: {**session, "buckets": {}}}}, "the saved buckets [] do not fit"),
+        (
+            {"sessions": {name: {**session, "buckets": {**session["buckets"], "b0": zeros, key: broken}}}},
+            f"of bucket {key!r} does not fit",
+        ),
     ]
     for change, words in changes:
         kind, message = refusal(partial(aggregator.load_state_dict, {**saved, **change}))
@@ -126,9 +124,38 @@ def a_state_that_does_not_fit_changes_nothing() -> None:
         assert repr(aggregator.state_dict()) == before
 
     fresh = Aggregator("powersgd:rank=2")  # finds out in its first step, and tells the others
-    fresh.load_state_dict({**saved, "parameters": on_the_last([["v", [3], "float32"]], saved["parameters"])})
-    kind, message = refusal(lambda: fresh.step(grads))
-    assert kind == on_the_last("StateError", "GradientError"), (kind, message)
+    fresh.load_state_dict({**saved, "sessions": {on_the_last("other", name): session}})
+    for _ in range(2):
+        kind, message = refusal(lambda: fresh.step(grads))
+        assert kind == on_the_last("StateError", "GradientError"), (kind, message)
+
+
+def a_state_of_another_number_of_ranks_keeps_the_sum_of_residuals() -> None:
+    """Saved by all; gone on with by rank 0 alone, and then by all again."""
+    with tempfile.TemporaryDirectory() as mine_alone:
+        folder = COMM.bcast(mine_alone)
+        aggregator = Aggregator("topk:ratio=0.05")
+        for step in range(3):
+            aggregator.step(mine(gradients(step)))
+        aggregator.save(folder)
+        kept = COMM.allgather(aggregator.residual())
+        COMM.Barrier()
+        alone = COMM.Split(RANK, RANK)
+        if RANK == 0:
+            single = Aggregator("topk:ratio=0.05", comm=alone)
+            single.load(folder)
+            single.step({name: np.zeros_like(grad) for name, grad in mine(gradients(0)).items()})
+            owed = {name: sum(residual[name] for residual in kept) for name in kept[0]}
+            assert any(np.any(array) for array in owed.values())
+            sent = {name: owed[name] - left for name, left in single.residual().items()}
+            assert all(0 < np.count_nonzero(array) <= 0.06 * array.size for array in sent.values() if array.size)
+            single.save(f"{folder}/single")
+        COMM.Barrier()
+        again = Aggregator("topk:ratio=0.05")
+        again.load(f"{folder}/single")
+        again.step({name: np.zeros_like(grad) for name, grad in mine(gradients(0)).items()})
+        assert RANK == 0 or not any(np.any(array) for array in again.residual().values())
+        COMM.Barrier()
 
 
 def a_bare_array_is_compressed_as_a_whole() -> None:
@@ -158,6 +185,7 @@ if __name__ == "__main__":
     disagreement_is_told_in_the_same_words()
     a_rank_that_cannot_take_part_leaves_nobody_waiting()
     a_state_that_does_not_fit_changes_nothing()
+    a_state_of_another_number_of_ranks_keeps_the_sum_of_residuals()
     a_bare_array_is_compressed_as_a_whole()
     a_part_of_the_ranks_can_have_one_of_its_own()
     done()

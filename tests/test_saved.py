@@ -1,0 +1,111 @@
+"""Saved states: each rank gets back what was its own, or its share of what other ranks had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from worlds import bucket_of
+
+from hvd_compress import parse
+from hvd_compress.collectives import World
+from hvd_compress.errors import StateError
+from hvd_compress.ops.numpy import NumpyOps
+from hvd_compress.redistribution import Kept
+from hvd_compress.saved import Loaded, Saved, SavedSession, from_dict, restored, to_dict
+from hvd_compress.state import flatten
+
+METHOD = parse("onebit:twoway=on").core
+BUCKET = bucket_of((40, 30), (7,))
+
+
+def trained(rank: int, size: int, steps: int = 3) -> Saved:
+    """As after some steps: a residual of rank + 1, and as much owed as a server."""
+    leaves = {path: np.asarray(leaf) for path, leaf in flatten(METHOD.init(NumpyOps(), BUCKET, size)).items()}
+    leaves |= {path: leaf + rank + 1 for path, leaf in leaves.items() if path != "inner.step"}
+    return Saved("onebit", rank, size, {"m": SavedSession(rank, size, steps, {"b0": leaves})})
+
+
+def new(size: int) -> dict[str, Kept]:
+    return {"b0": Kept(["w", "b"], BUCKET, METHOD, flatten(METHOD.init(NumpyOps(), BUCKET, size)))}
+
+
+@pytest.mark.parametrize("size", [2, 8])
+def test_states_of_four_ranks_are_dealt_out(size: int) -> None:
+    four = [trained(rank, 4) for rank in range(4)]
+    after = [restored(four, "m", new(size), World(rank, size)) for rank in range(size)]
+    assert [(s.rank, s.size, s.steps) for s in after] == [(rank, size, 3) for rank in range(size)]
+    residuals = [s.buckets["b0"]["residual"] for s in after]
+    assert [float(r[0]) for r in residuals] == ([4.0, 6.0] if size == 2 else [1.0, 2.0, 3.0, 4.0, 0, 0, 0, 0])
+    served = np.concatenate([s.buckets["b0"]["inner.served"] for s in after])[: BUCKET.numel]
+    np.testing.assert_array_equal(served, np.repeat([1, 2, 3, 4], 302)[: BUCKET.numel])
+
+
+def test_as_many_ranks_get_back_what_they_had() -> None:
+    saved = trained(1, 4)
+    back = restored([saved], "m", new(4), World(1, 4))
+    assert back == saved.sessions["m"]
+
+
+@pytest.mark.parametrize(
+    ("saved", "message"),
+    [
+        ([trained(0, 2), trained(1, 2, steps=4)], r"saved at different steps \(3, 4\)"),
+        ([trained(0, 2), trained(1, 2)._replace(sessions={})], "saved at different steps"),
+        ([trained(1, 2)], "saved on rank 1 of 2 and cannot be restored on rank 0 of 4"),
+        ([trained(0, 3), trained(1, 3)], "saved on rank 0 of 3 and cannot be restored on rank 0 of 4"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(saved: list[Saved], message: str) -> None:
+    with pytest.raises(StateError, match=message):
+        restored(saved, "m", new(4), World(0, 4))
+
+
+def test_what_does_not_fit_the_model_is_refused() -> None:
+    good = trained(0, 1)
+    fresh = new(1)
+    with pytest.raises(StateError, match="the model or merge= has changed"):
+        restored([good], "m", {**fresh, "b1": fresh["b0"]}, World(0, 1))
+    leaves = good.sessions["m"].buckets["b0"]
+    for path, wrong in [
+        ("residual", np.zeros(3, np.float32)),
+        ("residual", np.zeros(BUCKET.numel)),
+        ("inner.step", 0.5),
+    ]:
+        bad = good.sessions["m"]._replace(buckets={"b0": {**leaves, path: wrong}})
+        with pytest.raises(StateError, match=f"'{path}' of bucket 'b0' does not fit: expected shape"):
+            restored([good._replace(sessions={"m": bad})], "m", fresh, World(0, 1))
+
+
+def test_as_dicts_and_back() -> None:
+    saved = trained(1, 4)
+    back = from_dict(to_dict(saved, lambda leaf: leaf.tolist()), np.asarray)
+    assert back._replace(sessions={}) == saved._replace(sessions={})
+    for path, leaf in saved.sessions["m"].buckets["b0"].items():
+        np.testing.assert_array_equal(back.sessions["m"].buckets["b0"][path], leaf)
+
+
+@pytest.mark.parametrize("gone", ["method", "rank", "sessions", "format"])
+def test_dicts_that_lack_something(gone: str) -> None:
+    state: dict[str, Any] = to_dict(trained(1, 4), lambda leaf: leaf)
+    del state[gone]
+    with pytest.raises(StateError, match=r"not a state of a compressor|is damaged"):
+        from_dict(state, lambda leaf: leaf)
+
+
+def test_what_was_loaded_waits_for_its_session() -> None:
+    loaded = Loaded()
+    assert loaded.find("m", new(4), World(1, 4)) is None
+    with pytest.raises(StateError, match="this state is of 'onebit', but the compressor is 'topk'"):
+        loaded.put([trained(1, 4)], "topk")
+    loaded.put([trained(1, 4)], "onebit")
+    assert list(loaded.rest()) == ["m"]
+    assert loaded.find("other", new(4), World(1, 4)) is None
+    session = loaded.find("m", new(4), World(1, 4))
+    assert session is not None and session.steps == 3
+    loaded.forget("m")
+    assert loaded.rest() == {}
+    loaded.put([trained(0, 2), trained(1, 2)], "onebit")
+    with pytest.raises(StateError, match="make a step before you save again"):
+        loaded.rest()
