@@ -56,7 +56,7 @@ class LocalWorld:
     Attributes:
         bytes_sent: Payload bytes that one rank has handed to collectives so far, metadata included.
         rounds: Collectives so far.
-        steps: Steps so far, without those that a non-finite gradient spoilt.
+        steps: Steps so far, without those that a non-finite gradient or sum spoilt.
     """
 
     def __init__(self, method: Method | str, size: int, merge: Merge = DEFAULT_MERGE, ops: Ops | None = None) -> None:
@@ -80,10 +80,12 @@ class LocalWorld:
 
         Returns:
             What each rank gets, the mean over the ranks as far as the method tells: a list of one array per rank, or a
-            mapping from names to such lists. If any input is not finite, all of it is nan and no state changes.
+            mapping from names to such lists. If any input is not finite, all of it is nan and no state changes. Nor
+            does any if the sum of finite inputs is not, which is seen in the means.
 
         Raises:
             GradientError: If the arrays do not fit each other, the step before, or the dtypes above.
+            ExchangeError: If the collectives went wrong; no state has changed.
         """
         named: dict[str, Sequence[Any]] = dict(grads) if isinstance(grads, Mapping) else {"": list(grads)}
         ranks = [[np.asarray(arrays[rank]) for arrays in self._checked(named)] for rank in range(self.size)]
@@ -92,8 +94,10 @@ class LocalWorld:
         finite = all(np.isfinite(array).all() for arrays in ranks for array in arrays)
         means = [[np.full_like(array, np.nan) for array in arrays] for arrays in ranks]
         if finite:
-            self._exchange(ranks, means)
-            self.steps += 1
+            states = self._exchange(ranks, means)
+            if all(np.isfinite(array).all() for arrays in means for array in arrays):
+                self._states = states
+                self.steps += 1
         if not isinstance(grads, Mapping):
             return [arrays[0] for arrays in means]
         return {name: [arrays[i] for arrays in means] for i, name in enumerate(named)}
@@ -136,17 +140,20 @@ class LocalWorld:
         elif gradients != self._gradients:
             raise GradientError(f"the gradients have changed: they were {self._gradients}, now they are {gradients}")
 
-    def _exchange(self, ranks: list[list[Arr]], means: list[list[Arr]]) -> None:
+    def _exchange(self, ranks: list[list[Arr]], means: list[list[Arr]]) -> list[list[State]]:
+        """Fill in the means; gives the new states."""
+        after: list[list[State]] = []
         for planned, states in zip(self._plan, self._states, strict=True):
             bucket = planned.bucket
             xs = [np.concatenate([arrays[i].ravel() for i in planned.members]) for arrays in ranks]
             xs = [x.astype(bucket.dtype) for x in xs]
             results = lockstep(self._ops, planned.method, bucket, xs, states, self._count)
-            states[:] = [result.state for result in results]
+            after.append([result.state for result in results])
             for result, mean in zip(results, means, strict=True):
                 pieces = _NUMPY.split(np.asarray(result.total) / self.size, bucket.sizes)
                 for i, piece in zip(planned.members, pieces, strict=True):
                     mean[i][...] = piece.reshape(mean[i].shape)
+        return after
 
     def _count(self, message: Collective) -> None:
         self.rounds += 1

@@ -51,4 +51,4 @@ def _saturating_sum(ops: Ops, message: SaturatingSum, world: World) -> Generator
     total = sum(ops.cast(unpack(ops, received[rank], bits, lanes), "int32") - zero for rank in range(world.size))
     clipped = ops.clip(total, -zero, 2**bits - 1 - zero) + zero
     everyone = yield AllGather(pack(ops, ops.cast(clipped, "uint8"), bits))
-    return ops.reshape(everyone, (-1,))[:n]
+    return ops.from_bytes(ops.reshape(everyone, (-1,)), ("uint8", part * world.size))[0][:n]

@@ -42,7 +42,7 @@ def pack(ops: Ops, codes: Array, bits: int) -> Array:
 def unpack(ops: Ops, data: Array, bits: int, n: int) -> Array:
     """Undo `pack`: the ``n`` codes, uint8."""
     parts = _PARTS[bits]
-    planes = ops.split(data, [packed_size(n, part) for part in parts])
+    planes = ops.from_bytes(data, *(("uint8", packed_size(n, part)) for part in parts))
     codes, shift = None, 0
     for plane, part in zip(planes, parts, strict=True):
         lane = _unpack_plane(ops, plane, part)[:n] * 2**shift

@@ -58,6 +58,14 @@ EACH_KIND = [
 ]
 """Some that cover all ways to communicate, and all that a graph may have to choose while it runs."""
 
+WARMING_UP = [
+    "topk:ratio=0.05,start=1",
+    "dgc:ratio=0.05,momentum=0.5,warmup=4",
+    "signum:start=1",
+    "topk:ratio=0.05,momentum=0.5,feedback=off",
+]
+"""Some that are in another stage in each of the first steps, and momentum of other kinds."""
+
 COMPOSED: dict[str, Method] = {
     "phases": phases({0: parse("topk:ratio=0.05"), 1: parse("powersgd:rank=2"), 2: parse("int8")}),
     "by_name": by_name({"first*": parse("none"), "*": parse("topk:ratio=0.05")}),

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, World
 from hvd_compress.methods.base import Counted, Method, check_range, count
+from hvd_compress.methods.sparse import within
 from hvd_compress.ops import Ops
 
 
@@ -54,7 +55,7 @@ class ScaleCom(Method):
             lambda: ops.cast(ops.top_indices(x, k), "int32"),
             lambda: ops.zeros((k,), "int32"),
         )
-        indices = ops.cast((yield AllReduce(indices)), "int64")
+        indices = within(ops, ops.cast((yield AllReduce(indices)), "int64"), bucket, "the leader")
         summed = yield AllReduce(ops.take(x, indices))
         total = ops.put(ops.zeros((bucket.numel,), bucket.dtype), indices, summed)
         return Exchange(total, indices, Counted(state.step + 1))

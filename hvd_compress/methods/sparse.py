@@ -12,7 +12,7 @@ import numpy as np
 from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllGather, Array, Exchange, Exchanging, State, World
 from hvd_compress.methods.base import Method, check_range
-from hvd_compress.ops import Ops
+from hvd_compress.ops import DAMAGED, Ops
 
 HALF_MAX = 65504.0
 """Largest finite float16."""
@@ -76,6 +76,8 @@ class Sparse(Method):
             pieces = list(wire.read_ragged(ops, everyone, world.size))
         else:
             pieces = [wire.read(ops, everyone[rank], int(values.shape[0])) for rank in range(world.size)]
+        senders = (f"rank {rank}" for rank in range(world.size))
+        pieces = [(within(ops, i, bucket, who), v) for (i, v), who in zip(pieces, senders, strict=True)]
         return Exchange(self.combine(ops, bucket, pieces), (indices, values), state)
 
     def retain(self, ops: Ops, corrected: Array, sent: tuple[Array, Array]) -> Array:
@@ -85,6 +87,14 @@ class Sparse(Method):
 
     def forget(self, ops: Ops, memory: Array, sent: tuple[Array, Array]) -> Array:
         return ops.put(memory, sent[0], 0.0)
+
+
+def within(ops: Ops, indices: Array, bucket: Bucket, sender: str) -> Array:
+    """Indices from the wire, once it is sure that they ascend and are those of coordinates of the bucket."""
+    one = ops.arange(1)
+    ok = ops.concat([one - 1, indices]) < ops.concat([indices, one + bucket.numel])
+    message = f"{sender} sent indices that do not ascend within 0 .. {bucket.numel - 1} of bucket {bucket.key!r}"
+    return ops.check(indices, ok, f"{message}; {DAMAGED}")
 
 
 class _Wire(NamedTuple):
@@ -109,14 +119,18 @@ class _Wire(NamedTuple):
         *pages, values, places = ops.from_bytes(data, *counts, (self.values, n), ("uint16", n))
         indices = ops.cast(places, "int64")
         if pages:
-            indices = indices + ops.repeat(ops.arange(self.pages) * PAGE, pages[0])
+            counts = ops.cast(pages[0], "int64")
+            message = f"a payload has counts that do not make up its number of indices; {DAMAGED}"
+            counts = ops.check(counts, (counts >= 0) & (ops.sum(counts) == n), message)
+            indices = indices + ops.repeat(ops.arange(self.pages) * PAGE, counts)
         return indices, values
 
     def read_ragged(self, ops: Ops, data: Array, size: int) -> Iterator[tuple[Array, Array]]:
         """Indices and values of all ranks, each with its count in front."""
         width = np.dtype(self.values).itemsize + 2
-        for _ in range(size):
+        for left in reversed(range(size)):
             n = ops.length(ops.from_bytes(data[:4], ("int32", 1))[0])
+            n = ops.check(n, n >= 0, f"a payload says that it has a negative number of indices; {DAMAGED}")
             end = 4 + n * width + (4 * self.pages if self.pages > 1 else 0)
-            yield self.read(ops, data[4:end], n)
+            yield self.read(ops, data[4:end] if left else data[4:], n)  # the last is to have all that there is
             data = data[end:]

@@ -9,7 +9,9 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from hvd_compress.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, SaturatingSum, World
+from hvd_compress.errors import ExchangeError
 from hvd_compress.mpi.operators import half, saturating_sum
+from hvd_compress.ops import wrong_length
 
 Arr: TypeAlias = npt.NDArray[Any]
 
@@ -43,6 +45,7 @@ class Driver:
         if isinstance(message, AllGather):
             return self._gather_ragged(array) if message.ragged else self._gather(array)
         if isinstance(message, AllToAll):
+            self._check_alike(array)
             reply = np.empty_like(array)
             self._comm.Alltoall([array, MPI.BYTE], [reply, MPI.BYTE])
             return reply
@@ -62,7 +65,16 @@ class Driver:
         self._comm.Allreduce(array.view(kind), reply.view(kind), op)
         return reply
 
+    def _check_alike(self, array: Arr) -> None:
+        """Refuse arrays that differ in length, on all ranks: MPI would cut them off, or leave gaps."""
+        extremes = np.empty(2, np.int64)
+        self._comm.Allreduce(np.array([array.size, -array.size], np.int64), extremes, MPI.MAX)
+        longest, shortest = extremes[0], -extremes[1]
+        if longest != shortest:
+            raise ExchangeError(wrong_length(longest, shortest))
+
     def _gather(self, array: Arr) -> Arr:
+        self._check_alike(array)
         reply = np.empty((self.world.size, array.size), array.dtype)
         self._comm.Allgather([array, MPI.BYTE], [reply, MPI.BYTE])
         return reply

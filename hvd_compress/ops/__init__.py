@@ -132,7 +132,21 @@ class Ops(Protocol):
         """The bytes of one-dimensional arrays, one after another, little-endian: uint8."""
 
     def from_bytes(self, data: Array, *parts: tuple[str, Any]) -> list[Array]:
-        """Undo `to_bytes`, given the dtype and the length of each part; lengths may be scalars of the graph."""
+        """Undo `to_bytes`, given the dtype and the length of each part; lengths may be scalars of the graph.
+
+        Raises:
+            ExchangeError: As in `check`, if the parts take more or fewer bytes than there are.
+        """
+
+    def check(self, x: Array, ok: Any, message: str) -> Array:
+        """``x``, if a condition holds for all elements: what comes from other ranks is checked before it is used.
+
+        What is done with ``x`` itself, before or beside this, is not guarded, so go on with what is returned.
+
+        Raises:
+            ExchangeError: If it does not hold. In a graph that is an error of the step, and on an accelerator an
+                assertion of the device, with the same message.
+        """
 
     def seed(self, *parts: Any) -> Any:
         """Mix ints and integer scalars into one 32-bit seed."""
@@ -151,6 +165,16 @@ class Ops(Protocol):
 
     def on_host(self, function: Callable[..., Any], dtype: str, shape: Shape, *arrays: Array) -> Array:
         """What a function of numpy arrays gives: an array of this dtype and shape."""
+
+
+DAMAGED = "data were damaged on their way, or the ranks do not run the same version of this package: compare these"
+"""How messages about payloads that cannot be end."""
+
+
+def wrong_length(*sizes: int) -> str:
+    """What to say of a payload that is longer or shorter than what it holds; the bytes that it has and should have."""
+    seen = " ({} bytes, not {})".format(*sizes) if sizes else ""
+    return f"a payload is not as long as what it holds{seen}; {DAMAGED}"
 
 
 MIX = (0x7FEB352D, 0x846CA68B)

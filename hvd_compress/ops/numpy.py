@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_compress.bucket import Shape
-from hvd_compress.ops import MIX, mix_seed, second_key
+from hvd_compress.errors import ExchangeError
+from hvd_compress.ops import MIX, mix_seed, second_key, wrong_length
 
 Arr = npt.NDArray[Any]
 
@@ -140,8 +141,13 @@ class NumpyOps:
 
     def from_bytes(self, data: Arr, *parts: tuple[str, Any]) -> list[Arr]:
         widths = [np.dtype(dtype).itemsize * count for dtype, count in parts]
-        pieces = self.split(data, widths)
+        pieces = self.split(self.check(data, data.size == sum(widths), wrong_length(data.size, sum(widths))), widths)
         return [piece.copy().view(dtype) for piece, (dtype, _) in zip(pieces, parts, strict=True)]
+
+    def check(self, x: Arr, ok: Any, message: str) -> Arr:
+        if not np.all(ok):
+            raise ExchangeError(message)
+        return x
 
     def seed(self, *parts: Any) -> int:
         return mix_seed(*parts)

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from hvd_compress.bucket import Shape
-from hvd_compress.ops import KEY, MASK, MIX
+from hvd_compress.errors import ExchangeError
+from hvd_compress.ops import KEY, MASK, MIX, wrong_length
 
 Tensor: TypeAlias = Any
 
@@ -132,11 +133,26 @@ class TensorFlowOps:
 
     def from_bytes(self, data: Tensor, *parts: tuple[str, Any]) -> list[Tensor]:
         widths = [np.dtype(dtype).itemsize for dtype, _ in parts]
-        pieces = tf.split(data, [width * count for width, (_, count) in zip(widths, parts, strict=True)])
-        return [
-            tf.bitcast(tf.reshape(piece, [count, width]) if width > 1 else piece, dtype)
-            for piece, width, (dtype, count) in zip(pieces, widths, parts, strict=True)
-        ]
+        sizes = [width * count for width, (_, count) in zip(widths, parts, strict=True)]
+        if data.shape[0] is None or any(tf.is_tensor(size) for size in sizes):
+            data = self.check(data, tf.size(data, tf.int64) == sum(sizes), wrong_length())
+        else:
+            data = self.check(data, data.shape[0] == sum(sizes), wrong_length(data.shape[0], sum(sizes)))
+        pieces = tf.split(data, sizes)
+        read = []
+        for piece, width, (dtype, count) in zip(pieces, widths, parts, strict=True):
+            # A reshape to a number of rows would make Grappler think that there are so many, and drop the check.
+            part = tf.bitcast(tf.reshape(piece, [-1, width]) if width > 1 else piece, dtype)
+            read.append(tf.ensure_shape(part, [None if tf.is_tensor(count) else count]))
+        return read
+
+    def check(self, x: Tensor, ok: Any, message: str) -> Tensor:
+        if isinstance(ok, bool) or tf.executing_eagerly():
+            if not np.all(ok):
+                raise ExchangeError(message)
+            return x
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(ok), [message])]):
+            return tf.identity(x)
 
     def seed(self, *parts: Any) -> Tensor:
         seed = tf.constant(0, tf.uint32)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from hvd_compress.bucket import Shape
-from hvd_compress.ops import MIX, mix_seed, second_key
+from hvd_compress.errors import ExchangeError
+from hvd_compress.ops import MIX, mix_seed, second_key, wrong_length
 
 
 class TorchOps:
@@ -146,9 +147,17 @@ class TorchOps:
     def from_bytes(self, data: Tensor, *parts: tuple[str, Any]) -> list[Tensor]:
         dtypes = [getattr(torch, dtype) for dtype, _ in parts]
         widths = [dtype.itemsize * count for dtype, (_, count) in zip(dtypes, parts, strict=True)]
-        pieces = self.split(data, widths)
+        size = data.numel()
+        pieces = self.split(self.check(data, size == sum(widths), wrong_length(size, sum(widths))), widths)
         # cloned, because a view with a wider dtype must start at a multiple of its width
         return [piece.clone().view(dtype) for piece, dtype in zip(pieces, dtypes, strict=True)]
+
+    def check(self, x: Tensor, ok: Any, message: str) -> Tensor:
+        if isinstance(ok, Tensor) and ok.is_cuda:
+            torch._assert_async(ok.all(), message)  # no waiting for the device
+        elif not (ok.all() if isinstance(ok, Tensor) else ok):
+            raise ExchangeError(message)
+        return x
 
     def seed(self, *parts: Any) -> int:
         return mix_seed(*parts)

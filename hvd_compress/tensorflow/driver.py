@@ -21,6 +21,8 @@ from hvd_compress.collectives import (
     Exchanging,
 )
 from hvd_compress.group import Group
+from hvd_compress.ops import wrong_length
+from hvd_compress.ops.tensorflow import TensorFlowOps
 
 Tensor: TypeAlias = Any
 T = TypeVar("T")
@@ -44,7 +46,7 @@ def drive(exchanging: Exchanging, name: str, group: Group) -> tuple[Exchange, Te
         try:
             message = exchanging.send(reply)
         except StopIteration as end:
-            return end.value, sent
+            return _guarded(end.value), sent
         where = f"{name}.{number}"
         if isinstance(message, Branch):
             reply, more = _branch(message, where, group)
@@ -53,6 +55,13 @@ def drive(exchanging: Exchanging, name: str, group: Group) -> tuple[Exchange, Te
             reply = perform(message, where, group)
             sent += tf.size(message.array, tf.int64) * message.array.dtype.size
         number += 1
+
+
+def _guarded(exchange: Exchange) -> Exchange:
+    """Let the new state wait for the total, so that it is not there if what came from other ranks was refused."""
+    with tf.control_dependencies([exchange.total]):
+        state = tf.nest.map_structure(lambda leaf: tf.identity(leaf) if tf.is_tensor(leaf) else leaf, exchange.state)
+    return exchange._replace(state=state)
 
 
 def _branch(message: Branch, name: str, group: Group) -> tuple[Exchange, Tensor]:
@@ -85,13 +94,21 @@ def perform(message: Collective, name: str, group: Group) -> Tensor:
         return hvd.mpi_ops._allreduce(array, op=op, **where)
     if isinstance(message, AllGather):
         gathered = hvd.allgather(array, **where)
-        return gathered if message.ragged else tf.reshape(gathered, [group.world.size, array.shape[0]])
+        return gathered if message.ragged else _rows(gathered, [group.world.size, array.shape[0]])
     if isinstance(message, AllToAll):
         splits = tf.fill([group.world.size], array.shape[1])
         received, _ = hvd.alltoall(tf.reshape(array, [-1]), splits, **where)
-        return tf.reshape(received, array.shape)
+        return _rows(received, array.shape)
     assert isinstance(message, Broadcast)
     return hvd.broadcast(array, group.global_rank(message.root), **where)
+
+
+def _rows(reply: Tensor, shape: Any) -> Tensor:
+    """One row for each rank: Horovod lets ranks send as much as they like."""
+    size, row = shape
+    reply = TensorFlowOps().check(reply, tf.size(reply, tf.int64) == size * row, wrong_length())
+    # A reshape to all of the shape would make Grappler think that it fits, and drop the check.
+    return tf.ensure_shape(tf.reshape(reply, [size, -1]), shape)
 
 
 def gather_bytes(data: bytes, name: str, group: Group) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import horovod.torch as hvd
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor
 
 from hvd_compress.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective
+from hvd_compress.errors import ExchangeError
 from hvd_compress.group import Group
+from hvd_compress.ops import wrong_length
 
 _NAP = 50e-6
 """Seconds between two looks at a collective on its way."""
@@ -53,15 +56,23 @@ def launch(message: Collective, name: str, group: Group) -> Pending:
         start = hvd.allreduce_async_ if message.donate else hvd.allreduce_async
         return Pending(start(array, op=op, **where), lambda reply: reply)
     if isinstance(message, AllGather):
-        rows = (-1,) if message.ragged else (group.world.size, -1)
-        return Pending(hvd.allgather_async(array, **where), lambda reply: reply.view(rows))
+        read = torch.flatten if message.ragged else partial(_rows, group.world.size, array.numel())
+        return Pending(hvd.allgather_async(array, **where), read)
     if isinstance(message, AllToAll):
-        splits = torch.full((group.world.size,), array[0].numel(), dtype=torch.int32, device="cpu")
+        size, row = group.world.size, array[0].numel()
+        splits = torch.full((size,), row, dtype=torch.int32, device="cpu")
         handle = hvd.alltoall_async(array.flatten(), splits, **where)
-        return Pending(handle, lambda reply: reply[0].view(group.world.size, -1))
+        return Pending(handle, lambda reply: _rows(size, row, reply[0]))
     assert isinstance(message, Broadcast)
     root = group.global_rank(message.root)
     return Pending(hvd.broadcast_async(array, root, **where), lambda reply: reply)
+
+
+def _rows(size: int, row: int, reply: Tensor) -> Tensor:
+    """One row for each rank: Horovod lets ranks send as much as they like."""
+    if reply.numel() != size * row:
+        raise ExchangeError(wrong_length())  # without numbers, which would differ between ranks
+    return reply.view(size, row)
 
 
 def gather_bytes(data: bytes, name: str, group: Group) -> bytes:

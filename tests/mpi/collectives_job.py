@@ -24,6 +24,7 @@ from hvd_compress.collectives import (
     State,
     World,
 )
+from hvd_compress.errors import ExchangeError
 from hvd_compress.local import perform
 from hvd_compress.methods.base import Method
 from hvd_compress.mpi import Aggregator
@@ -109,10 +110,24 @@ def movements() -> None:
         assert not np.shares_memory(got, messages[RANK].array)
 
 
+def other_lengths() -> None:
+    """One rank sends a byte more: all refuse it, in the same words, and the next collective is sound."""
+    longer = np.zeros((SIZE, 9 + (RANK == 1)), np.uint8)
+    for message in (AllGather(longer[0]), AllToAll(longer)):
+        said = ""
+        try:
+            DRIVER.perform(message)
+        except ExchangeError as error:
+            said = str(error)
+        assert "a payload is not as long as what it holds" in said
+        assert DRIVER.gather_bytes(said.encode()) == SIZE * said.encode()
+
+
 if __name__ == "__main__":
     for bits, zero in [(1, 0), (2, 1), (4, 7), (4, 8), (8, 127), (8, 0)]:
         saturating_sums(bits, zero)
     for dtype in ("float16", "float32", "float64", "int32", "int64"):
         reductions(dtype)
     movements()
+    other_lengths()
     done()

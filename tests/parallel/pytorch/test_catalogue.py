@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import horovod.torch as hvd
 import numpy as np
 import pytest
 import torch
-from catalogue import COMPOSED, EACH_KIND, SPECS, agree
-from parallel.pytorch.training import SLOW_HERE, assert_ranks_equal
+from catalogue import COMPOSED, EACH_KIND, SPECS, WARMING_UP, agree
+from parallel.pytorch.training import SLOW_HERE, assert_ranks_equal, everyone
+from torch import Tensor
 from worlds import Arr
 
 from hvd_compress import LocalWorld
@@ -24,30 +27,74 @@ def gradients(step: int) -> dict[str, list[Arr]]:
     return {name: [rng.standard_normal(shape).astype(np.float32) for _ in ranks] for name, shape in SHAPES.items()}
 
 
+def mine(grads: dict[str, list[Arr]]) -> dict[str, Arr]:
+    """Those of this rank."""
+    return {name: arrays[hvd.rank()] for name, arrays in grads.items()}
+
+
 def test_all_methods_are_under_test() -> None:
     assert {spec.partition(":")[0] for spec in SPECS} == set(REGISTRY)
 
 
-@pytest.mark.parametrize("spec", EACH_KIND if SLOW_HERE else [*SPECS, *COMPOSED])
-def test_horovod_gives_what_the_simulator_gives(spec: str) -> None:
-    world = LocalWorld(COMPOSED.get(spec, spec), hvd.size())
-    compression = Compression.parse(COMPOSED.get(spec, spec))
-    parameters = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(parameters.values(), lr=0.1), named_parameters=parameters.items(), compression=compression
-    )
-    for step in range(3):
-        grads = gradients(step)
-        expected = world.step(grads)
-        optimizer.zero_grad()
-        # The gradient of this loss is what we want it to be.
-        losses = [(p * torch.tensor(grads[name][hvd.rank()])).sum() for name, p in parameters.items()]
+class Twin:
+    """An optimizer whose gradients are what we want them to be.
+
+    Args:
+        spec: Of its compression.
+    """
+
+    def __init__(self, spec: str) -> None:
+        self.compression = Compression.parse(COMPOSED.get(spec, spec))
+        self.parameters = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
+        self.optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(self.parameters.values(), lr=0.1),
+            named_parameters=self.parameters.items(),
+            compression=self.compression,
+        )
+
+    def step(self, grads: dict[str, Arr]) -> dict[str, Tensor]:
+        """The means of the gradients of all ranks."""
+        self.optimizer.zero_grad()
+        losses = [(p * torch.tensor(grads[name])).sum() for name, p in self.parameters.items()]
         torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
-        optimizer.synchronize()
-        for name, p in parameters.items():
-            assert p.grad is not None
+        self.optimizer.synchronize()
+        return {name: p.grad.clone() for name, p in self.parameters.items() if p.grad is not None}
+
+    def state(self) -> dict[str, Any]:
+        """All leaves of the compressor's state, as copies."""
+        sessions = self.compression.state_dict()["sessions"].values()
+        buckets = [bucket for session in sessions for bucket in session["buckets"].items()]
+        return {f"{key}.{path}": torch.as_tensor(leaf) for key, leaves in buckets for path, leaf in leaves.items()}
+
+
+def spoilt(step: int) -> dict[str, list[Arr]]:
+    """Gradients of which one rank has one bad coordinate, each time another one."""
+    grads = gradients(100 + step)
+    name, bad = [("first", np.inf), ("bias", np.nan), ("second", -np.inf)][step % 3]
+    grads[name][1].flat[7] = bad
+    return grads
+
+
+@pytest.mark.parametrize("spec", EACH_KIND if SLOW_HERE else [*SPECS, *COMPOSED, *WARMING_UP])
+def test_horovod_gives_what_the_simulator_gives(spec: str) -> None:
+    """Also after steps with gradients that are not finite: all ranks see that, and nothing else comes of it.
+
+    The twin with bad steps before each good one gives the same bits as the one without.
+    """
+    world, calm, disturbed = LocalWorld(COMPOSED.get(spec, spec), hvd.size()), Twin(spec), Twin(spec)
+    for step in range(3):
+        before, bad = disturbed.state(), spoilt(step)
+        seen = {name: bool(g.isfinite().all()) for name, g in disturbed.step(mine(bad)).items()}
+        assert everyone(seen) == [{name: np.isfinite(bad[name]).all() for name in SHAPES}] * hvd.size()
+        after = disturbed.state()
+        assert step == 0 or before.keys() == after.keys()
+        for path, leaf in before.items():
+            assert torch.equal(leaf, after[path]), path
+
+        grads = gradients(step)
+        expected, means, again = world.step(grads), calm.step(mine(grads)), disturbed.step(mine(grads))
+        for name, mean in means.items():
             if "delay" not in spec:
-                assert_ranks_equal(p.grad)
-            assert agree(spec, p.grad.numpy(), expected[name][hvd.rank()]), name
-        with optimizer.skip_synchronize():
-            optimizer.step()
+                assert_ranks_equal(mean)
+            assert agree(spec, mean.numpy(), expected[name][hvd.rank()]), name
+            assert torch.equal(again[name], mean), name

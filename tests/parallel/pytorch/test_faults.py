@@ -1,0 +1,90 @@
+"""One rank sends what cannot be: all refuse it in that step, in the same words, and can go on as if it had not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import horovod.torch as hvd
+import pytest
+import torch
+from parallel.pytorch.training import Job, assert_ranks_equal, everyone, leaves_of
+from torch import Tensor, nn
+
+from hvd_compress.collectives import AllGather, AllReduce, Collective
+from hvd_compress.errors import ExchangeError
+from hvd_compress.torch import driver, slot
+
+Damage = Callable[[Tensor], Tensor]
+
+
+def ends_in(value: int) -> Damage:
+    """Other last two bytes: the last index."""
+    return lambda payload: torch.cat([payload[:-2], payload.new_tensor([value, value])])
+
+
+LENGTH, INDEX = "a payload is not as long as what it holds", "rank 1 sent indices that do not ascend within 0 .. 2047"
+
+FAULTS: dict[str, list[tuple[Damage, str]]] = {
+    "topk:ratio=0.05": [
+        (lambda payload: payload[:-1], LENGTH),
+        (lambda payload: torch.cat([payload, payload[:6]]), LENGTH),
+        (ends_in(255), INDEX),
+        (ends_in(0), INDEX),
+    ],
+    "threshold:threshold=0.01": [
+        (lambda payload: payload[:-6], "is not as long as"),
+        (lambda payload: torch.cat([torch.full((4,), 255, dtype=torch.uint8), payload[4:]]), "a negative number"),
+    ],
+    "efsignsgd": [(lambda payload: payload[1:], LENGTH)],
+    "scalecom:ratio=0.05": [(lambda indices: indices - 5000, "the leader sent indices")],
+}
+
+
+def carries_indices(message: Collective) -> bool:
+    """Or anything else that must be checked; ScaleCom's leader sends indices as a sum."""
+    return isinstance(message, AllGather) or (isinstance(message, AllReduce) and message.array.dtype == torch.int32)
+
+
+def train(job: Job, steps: range) -> None:
+    """With a loss for a model of one matrix."""
+    job.run(steps, lambda model, x, y: model(x).square().mean())
+
+
+@pytest.mark.parametrize("spec", FAULTS)
+def test_a_damaged_payload_is_refused_by_all_and_leaves_no_trace(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def model() -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return nn.Linear(32, 64, bias=False)
+
+    job, calm = Job(spec, model()), Job(spec, model())
+    train(job, range(2))
+    train(calm, range(2))
+    original = driver.launch
+    for step, (damage, message) in enumerate(FAULTS[spec], start=2):
+        before = leaves_of(job.compression)
+
+        def launch(message: Collective, name: str, group: Any, damage: Damage = damage) -> Any:
+            if carries_indices(message) and hvd.rank() == 1:
+                message = message._replace(array=damage(message.array))
+            return original(message, name, group)
+
+        monkeypatch.setattr(slot, "launch", launch)
+        said = ""
+        try:
+            train(job, range(99, 100))
+        except ExchangeError as error:
+            said = str(error)
+        assert everyone(said) == [said] * hvd.size()
+        assert message in said and "compare" in said
+
+        monkeypatch.setattr(slot, "launch", original)
+        job.optimizer.load_state_dict(job.optimizer.state_dict())  # Horovod forgets the step that has failed
+        for path, leaf in leaves_of(job.compression).items():
+            assert torch.equal(leaf, before[path]), path
+        job.optimizer.zero_grad()
+        train(job, range(step, step + 1))
+        train(calm, range(step, step + 1))
+        assert torch.equal(job.weights, calm.weights)
+        assert_ranks_equal(job.weights)
