@@ -29,17 +29,21 @@ def describe(method: Method, merge: Merge, gradients: Sequence[Gradient]) -> byt
     return json.dumps(facts).encode() + b"\n"
 
 
-def refuse_elastic() -> None:
-    """Refuse a job whose ranks may change: residuals belong to ranks.
+def elastic() -> bool:
+    """Whether ranks may come and go in this job."""
+    return os.environ.get("HOROVOD_ELASTIC") == "1"
+
+
+def refuse_elastic(what: str) -> None:
+    """Refuse something that elastic jobs have no way for.
 
     Raises:
-        UnsupportedError: In an elastic job.
+        UnsupportedError: Always.
     """
-    if os.environ.get("HOROVOD_ELASTIC") == "1":
-        raise UnsupportedError(
-            "elastic jobs do not go with this compression yet: its state belongs to a fixed set of ranks;"
-            " start the job without --min-np/--max-np, or use Compression.none or Compression.fp16"
-        )
+    raise UnsupportedError(
+        f"{what} do not go with this compression in an elastic job, where nobody tells it which of the ranks are new;"
+        " start the job without --min-np/--max-np, or use Compression.none or Compression.fp16"
+    )
 
 
 def refuse_momentum(method: Method, of_optimizer: Callable[[], float]) -> None:

@@ -61,11 +61,11 @@ class Membership:
     """The set of ranks that a session exchanges with.
 
     Args:
-        label: Of its parameters, from `agreement.label`.
+        label: A number that stands for its parameters, the same on all ranks.
     """
 
-    def __init__(self, label: str) -> None:
-        self._roll = Roll(0, 0, 0, 1, int(label, 16), 0)
+    def __init__(self, label: int) -> None:
+        self._roll = Roll(0, 0, 0, 1, label, 0)
 
     def broken_off(self) -> None:
         """Take down that a step was not finished: other ranks may have gone further."""

@@ -1,21 +1,38 @@
 """Who calls ``compress``? Horovod does not say, so it is read off the calling frames.
 
-`horovod.torch.optimizer` hands over a bare gradient. Its two calling methods know the parameter and the optimizer; no
-public interface does. All knowledge of Horovod's inside is in this file.
+`horovod.torch` hands over a bare tensor. Its calling functions know the parameter and the optimizer, or the name of a
+direct call; no public interface does. All knowledge of Horovod's inside is in this file.
 """
 
 from __future__ import annotations
 
 import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 import horovod.torch as hvd
+import torch
+from horovod.torch import mpi_ops
 from torch import Tensor
+from torch.amp import grad_scaler
 
 from hvd_compress.errors import UnknownParameterError, UnsupportedError
 
 _DEPTH = 4
-"""Frames to look at: compress, a comprehension, and Horovod's method."""
+"""Frames to look at: compress, a comprehension, and Horovod's function."""
+
+_STEP_DEPTH = 20
+"""Frames from ``decompress`` up to the step of a loss scaler, with room for wrappers of ``optimizer.step``."""
+
+CURE = (
+    "delete the optimizer, call gc.collect(), as its hooks stay on the parameters until then, and make a new"
+    " hvd.DistributedOptimizer with the same compression object, which takes over what has been kept"
+)
+"""How to change the parameters of a distributed optimizer."""
+
+_NOT_SUMS = {getattr(hvd, name): name for name in ("Adasum", "Min", "Max", "Product")}
 
 
 class Call(NamedTuple):
@@ -23,43 +40,143 @@ class Call(NamedTuple):
 
     Attributes:
         optimizer: The distributed optimizer.
-        parameter: Whose gradient is to be compressed.
+        members: The parameters whose gradients it reduces in one go.
     """
 
     optimizer: Any
-    parameter: Tensor
+    members: Sequence[Tensor]
+
+    def parameter(self, grad: Tensor) -> Tensor:
+        """Whose gradient it is."""
+        return self.members[0] if len(self.members) == 1 else next(p for p in self.members if p.grad is grad)
+
+    def begins_step(self, parameter: Tensor) -> bool:
+        """Whether Horovod has nothing under way for this optimizer: it remembers a group after its last member."""
+        return parameter is self.members[0] and not has_begun(self.optimizer)
 
 
-def find(grad: Tensor) -> Call:
-    """Find the optimizer and the parameter of a gradient that is being compressed.
+class Direct(NamedTuple):
+    """A call of ``compress`` by ``hvd.allreduce`` or ``hvd.grouped_allreduce``.
+
+    Attributes:
+        name: The argument.
+        tensors: All that the call reduces.
+        op: How they are reduced.
+        factor: By which Horovod multiplies them besides.
+        process_set: The ranks that take part.
+    """
+
+    name: str | None
+    tensors: Sequence[Tensor]
+    op: Any
+    factor: float
+    process_set: Any
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What calls have in common that go on with each other's state."""
+        return (
+            self.name,
+            tuple((tuple(t.shape), str(t.dtype), str(t.device)) for t in self.tensors),
+            self.process_set.process_set_id,
+        )
+
+    @property
+    def label(self) -> str:
+        """A short name for the key, the same on all ranks."""
+        return f"call.{zlib.crc32(repr(self.key).encode()):08x}"
+
+    @property
+    def full_carrier(self) -> Callable[[int], float]:
+        """Tells what the call makes of a 1 on each of so many ranks."""
+        return _full_carrier(self.op, self.factor)
+
+
+def find(grad: Tensor) -> Call | Direct | None:
+    """Find out who wants a tensor compressed; None if it is neither an optimizer nor a direct call."""
+    for frame in _frames(_DEPTH):
+        name, variables = frame.f_code.co_name, frame.f_locals
+        if name == "_allreduce_grad_async":
+            return Call(variables["self"], (variables["p"],))
+        if name == "_grouped_allreduce_grad_async":
+            return Call(variables["self"], variables["ps"])
+        if name in ("allreduce", "grouped_allreduce") and frame.f_globals is vars(mpi_ops):
+            return _direct(variables, variables.get("tensors", (grad,)))
+    return None
+
+
+def _direct(variables: Mapping[str, Any], tensors: Sequence[Tensor]) -> Direct:
+    op = mpi_ops.handle_average_backwards_compatibility(variables["op"], variables["average"])
+    factor = variables["prescale_factor"] * variables["postscale_factor"]
+    return Direct(variables["name"], tensors, op, factor, variables["process_set"])
+
+
+def _frames(depth: int) -> Iterator[FrameType]:
+    """The calling frames, from the nearest on."""
+    frame = sys._getframe(2).f_back
+    for _ in range(depth):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back
+
+
+def check(call: Call | Direct | None, grad: Tensor) -> None:
+    """Refuse calls in which a compressed sum cannot take the place of the tensor's own reduction.
 
     Raises:
-        UnknownParameterError: If the caller is not Horovod's distributed optimizer.
-        UnsupportedError: If it reduces with Adasum.
+        UnknownParameterError: If there is nothing to keep state for: no optimizer, or a direct call without a name.
+        UnsupportedError: If the call wants something else than a sum, or would be differentiated.
     """
-    frame = sys._getframe(1)
-    for _ in range(_DEPTH):
-        if frame.f_code.co_name == "_allreduce_grad_async":
-            return _checked(Call(frame.f_locals["self"], frame.f_locals["p"]))
-        if frame.f_code.co_name == "_grouped_allreduce_grad_async":
-            members = frame.f_locals["ps"]
-            return _checked(Call(frame.f_locals["self"], next(p for p in members if p.grad is grad)))
-        if frame.f_back is None:
-            break
-        frame = frame.f_back
-    raise UnknownParameterError(
-        f"a tensor of shape {tuple(grad.shape)} was compressed outside of hvd.DistributedOptimizer, so there is no"
-        " parameter to keep state for; in direct calls such as hvd.allreduce use Compression.none or Compression.fp16"
-    )
+    if call is None:
+        raise UnknownParameterError(
+            f"a tensor of shape {tuple(grad.shape)} was compressed outside of hvd.DistributedOptimizer, hvd.allreduce"
+            " and hvd.grouped_allreduce, so there is nothing to keep state for; use Compression.none or"
+            " Compression.fp16 there"
+        )
+    _refuse_other_ops(call.op if isinstance(call, Direct) else _op(call.optimizer))
+    if isinstance(call, Direct):
+        _check_direct(call, grad)
 
 
-def _checked(call: Call) -> Call:
-    if hasattr(call.optimizer, "_starting_models") or getattr(call.optimizer, "op", None) == hvd.Adasum:
+def _op(optimizer: Any) -> Any:
+    return hvd.Adasum if hasattr(optimizer, "_starting_models") else optimizer.op
+
+
+def _refuse_other_ops(op: Any) -> None:
+    if op == hvd.Adasum:
         raise UnsupportedError(
             "op=hvd.Adasum does not go with this compression: Adasum weighs the gradients of pairs of ranks by their"
             " angle, which a compressed sum cannot tell; use op=hvd.Average, or Compression.fp16 with Adasum"
         )
-    return call
+    if op in _NOT_SUMS:
+        raise UnsupportedError(
+            f"op=hvd.{_NOT_SUMS[op]} does not go with this compression, which gives sums: use op=hvd.Average or"
+            " op=hvd.Sum, or Compression.none"
+        )
+
+
+def _check_direct(call: Direct, grad: Tensor) -> None:
+    if not isinstance(call.tensors, Sequence):
+        raise UnsupportedError(
+            f"hvd.grouped_allreduce(name={call.name!r}) was given a {type(call.tensors).__name__}: this compression"
+            " has to see all tensors at once, so pass a list"
+        )
+    if call.name is None:
+        raise UnknownParameterError(
+            f"a tensor of shape {tuple(grad.shape)} was passed to hvd.allreduce or hvd.grouped_allreduce without a"
+            " name, so there is nothing to keep state for: give name=, the same on all ranks and in all steps"
+        )
+    if torch.is_grad_enabled() and any(t.requires_grad for t in call.tensors):
+        raise UnsupportedError(
+            f"hvd.allreduce(name={call.name!r}) was given a tensor that requires a gradient, but a compressed"
+            " sum has none: pass tensor.detach(), or call it under torch.no_grad()"
+        )
+
+
+def has_begun(optimizer: Any) -> bool:
+    """Whether Horovod is reducing gradients of the optimizer."""
+    return any(handle is not None for handle, *_ in optimizer._handles.values())
 
 
 def parameters(optimizer: Any) -> list[tuple[str, Tensor]]:
@@ -69,12 +186,85 @@ def parameters(optimizer: Any) -> list[tuple[str, Tensor]]:
     return [(names[p], p) for p in members if p in optimizer._requires_update]
 
 
+def check_all_reduced(optimizer: Any) -> None:
+    """Refuse parameters that are trained but that Horovod does not know of.
+
+    Raises:
+        UnsupportedError: If there are any; the message names them.
+    """
+    names, known = optimizer._parameter_names, optimizer._requires_update
+    strangers = [
+        repr(names.get(p, f"number {i} of parameter group {g}"))
+        for g, group in enumerate(optimizer.param_groups)
+        for i, p in enumerate(group["params"])
+        if p.requires_grad and p not in known
+    ]
+    if strangers:
+        raise UnsupportedError(
+            f"these parameters were frozen or not there when hvd.DistributedOptimizer was made: {', '.join(strangers)};"
+            f" Horovod would not reduce their gradients, and the ranks would drift apart: {CURE}"
+        )
+
+
+def check_not_in_scaler() -> None:
+    """Refuse a step of a loss scaler that leaves the reduction to the optimizer: it has unscaled the gradients before.
+
+    Raises:
+        UnsupportedError: If a ``torch.amp.GradScaler`` is calling.
+    """
+    for frame in _frames(_STEP_DEPTH):
+        if frame.f_code.co_name == "_maybe_opt_step" and frame.f_globals is vars(grad_scaler):
+            raise UnsupportedError(
+                "scaler.step(optimizer) has unscaled the gradients, and looked for overflow, before they were reduced:"
+                " call optimizer.synchronize() first, then"
+                " 'with optimizer.skip_synchronize(): scaler.step(optimizer)'"
+            )
+
+
 def momentum(optimizer: Any) -> float:
     """The largest momentum of the optimizer's parameter groups (of Adam and its kin, the first beta)."""
     groups = optimizer.param_groups
     return max((float(group.get("momentum") or group.get("betas", (0,))[0]) for group in groups), default=0.0)
 
 
+EVERYONE = hvd.global_process_set
+
+
 def process_set(optimizer: Any) -> Any:
     """The ranks that the optimizer reduces over."""
-    return optimizer.process_set
+    return getattr(optimizer, "process_set", hvd.global_process_set)
+
+
+def full_carrier(optimizer: Any) -> Callable[[int], float]:
+    """Tells what the optimizer makes of a 1 on each of so many ranks; does not keep the optimizer alive."""
+    return _full_carrier(optimizer.op, 1.0)
+
+
+def _full_carrier(op: Any, factor: float) -> Callable[[int], float]:
+    return lambda size: factor if op == hvd.Average else factor * size
+
+
+def incarnation() -> object:
+    """Another object each time Horovod is started: what was under way before is gone then."""
+    table: object = mpi_ops._handle_map
+    return table
+
+
+def is_reduced(carrier: Tensor) -> bool:
+    """Whether Horovod has reduced a tensor, in place; for optimizers."""
+    return any(hvd.poll(handle) for handle in _handles_of([carrier]))
+
+
+def settle(carriers: Sequence[Tensor]) -> None:
+    """Wait until Horovod has reduced tensors that nobody asks for any more: their names are in use until then."""
+    for handle in list(_handles_of(carriers)):
+        hvd.synchronize(handle)
+
+
+def _handles_of(carriers: Sequence[Tensor]) -> Iterator[int]:
+    """Horovod's handles for the tensors that are under way."""
+    wanted = {id(carrier) for carrier in carriers}
+    for handle, (given, *_) in mpi_ops._handle_map.items():
+        members = given if isinstance(given, list | tuple) else [given]
+        if wanted & set(map(id, members)):
+            yield handle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,9 +113,17 @@ def test_bytes_counted_are_bytes_sent(spec: str, monkeypatch: pytest.MonkeyPatch
 def test_the_first_bucket_leaves_while_backward_goes_on() -> None:
     """When the gradient of the first layer is computed, the bucket of the last ones is on its way."""
     job = Job(Compression.topk(ratio=0.1, merge="layer")).run(1)
-    (session,) = job.compression._sessions.values()
+    (session,) = job.compression._sessions
     begun: list[int] = []
-    watch = lambda grad: begun.append(sum(slot._running is not None for slot in session._slots))  # noqa: E731
+
+    def wait(_: Tensor) -> None:
+        """Until the first carrier is back, which tells that all ranks are there."""
+        deadline = time.monotonic() + 60
+        while not session._presence.is_complete() and time.monotonic() < deadline:
+            time.sleep(1e-3)
+
+    watch = lambda grad: begun.append(sum(slot._pending is not None for slot in session._slots))  # noqa: E731
+    job.model.get_parameter("2.weight").register_hook(wait)  # type: ignore[no-untyped-call]
     job.model.get_parameter("0.weight").register_hook(watch)  # type: ignore[no-untyped-call]
     job.run(1)
     assert begun == [2]  # the weights of the other two layers; biases share a bucket that is not full yet

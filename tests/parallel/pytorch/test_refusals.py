@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import horovod.torch as hvd
@@ -22,10 +23,10 @@ from hvd_compress.errors import (
 from hvd_compress.torch import Compression
 
 
-def refused(job: Job, kind: type[CompressionError]) -> str:
+def refused(job: Job, kind: type[CompressionError], loss: Callable[..., torch.Tensor] | None = None) -> str:
     """The message of the error that the first step of a job ends in; the same on all ranks."""
     with pytest.raises(kind) as error:
-        job.run(1)
+        job.run(1, loss)
     message, *others = everyone(str(error.value))
     assert others == [message] * (hvd.size() - 1)
     return str(message)
@@ -42,6 +43,10 @@ def test_compressors_are_horovods() -> None:
         (["topk:ratio=0.01", "topk:ratio=0.02"], "the method: rank 0 has 'topk', rank 1 has 'topk:ratio=0.02'"),
         (["topk", "powersgd"], "rank 0 has 'topk', rank 1 has 'powersgd'"),
         (["topk", "topk:feedback=off"], "rank 1 has 'topk:feedback=off'"),
+        (["none", "topk"], "rank 0 has 'none', rank 1 has 'topk'"),
+        (["topk", "none"], "rank 0 has 'topk', rank 1 has 'none'"),
+        (["fp16", "powersgd"], "rank 0 has 'fp16', rank 1 has 'powersgd'"),
+        (["none", "fp16"], "rank 0 has 'none', rank 1 has 'fp16'"),
     ],
 )
 def test_other_compression_on_one_rank(specs: list[str], message: str) -> None:
@@ -53,19 +58,47 @@ def test_other_merge_on_one_rank() -> None:
     assert "the merge: rank 0 has 1, rank 1 has 2" in refused(job, DisagreementError)
 
 
-def test_other_parameters_on_one_rank() -> None:
+EITHER_WAY = pytest.mark.parametrize("spec", ["topk", "none"])
+"""Methods with a state, and those that would do without asking the other ranks."""
+
+
+@EITHER_WAY
+def test_other_parameters_on_one_rank(spec: str) -> None:
     model = make_model()
     if hvd.rank() == 1:
         model[2] = nn.Linear(48, 64, bias=False)
-    message = refused(Job("topk", model), DisagreementError)
+    message = refused(Job(spec, model), DisagreementError)
     assert "rank 0 has '2.bias' with shape (64,)" in message and "rank 1 has '4.weight'" in message
 
 
-def test_other_shape_on_one_rank() -> None:
+@EITHER_WAY
+def test_other_shape_on_one_rank(spec: str) -> None:
     model = make_model()
     if hvd.rank() == 1:
         model = nn.Sequential(nn.Linear(32, 40), nn.ReLU(), nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 10))
-    assert "(48, 32)" in refused(Job("topk", model), DisagreementError)
+    assert "(48, 32)" in refused(Job(spec, model), DisagreementError)
+
+
+@EITHER_WAY
+def test_other_dtype_on_one_rank(spec: str) -> None:
+    model = make_model()
+    if hvd.rank() == 1:
+        model[2].double()
+    message = refused(Job(spec, model), DisagreementError, squares)
+    assert "(64, 48) and float32 at position 2" in message and "(64, 48) and float64 at position 2" in message
+
+
+@EITHER_WAY
+def test_other_order_on_one_rank(spec: str) -> None:
+    names = ["a", "b"] if hvd.rank() == 0 else ["b", "a"]
+    model = nn.ModuleDict({name: nn.Linear(32, 32, bias=False) for name in names})
+    message = refused(Job(spec, model), DisagreementError, squares)
+    assert "rank 0 has 'a.weight'" in message and "rank 1 has 'b.weight'" in message
+
+
+def squares(model: nn.Module, *_: Any) -> torch.Tensor:
+    """A loss with a gradient in each parameter, whatever the model."""
+    return torch.stack([p.float().square().sum() for p in model.parameters()]).sum()
 
 
 def test_training_goes_on_after_a_refusal() -> None:
@@ -96,15 +129,9 @@ def test_adasum() -> None:
 
 def test_elastic_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    assert "elastic jobs do not go with this compression yet" in refused(Job("topk"), UnsupportedError)
-
-
-@pytest.mark.parametrize("call", [hvd.allreduce, hvd.grouped_allreduce])
-def test_direct_calls_need_a_method_without_state(call: Any) -> None:
-    tensor = torch.ones(3) * hvd.rank()
-    argument = [tensor] if call is hvd.grouped_allreduce else tensor
-    with pytest.raises(UnknownParameterError, match=r"outside of hvd\.DistributedOptimizer"):
-        call(argument, compression=Compression.topk())
+    with pytest.raises(UnsupportedError, match=r"direct calls of hvd\.allreduce") as error:
+        hvd.allreduce(torch.ones(3), name="elastic.x", compression=Compression.topk())
+    assert everyone(str(error.value)) == [str(error.value)] * hvd.size()
 
 
 @pytest.mark.parametrize("name", ["none", "fp16"])
@@ -139,18 +166,19 @@ def test_too_many_passes() -> None:
     job.optimizer.synchronize()
 
 
-def test_a_parameter_that_was_added_later() -> None:
+def test_a_gradient_that_nobody_announced() -> None:
     job = Job("topk").run(1)
     late = nn.Parameter(torch.ones(2, 2))
-    session = next(iter(job.compression._sessions.values()))
+    (session,) = job.compression._sessions
     with pytest.raises(UnknownParameterError, match="was not among those"):
-        session.add(late, torch.ones(2, 2))
+        session.add(id(late), torch.ones(2, 2))
 
 
 def test_a_gradient_that_comes_twice() -> None:
     job = Job("topk").run(1)
     parameter = next(job.model.parameters())
-    session = next(iter(job.compression._sessions.values()))
-    session.add(parameter, torch.ones_like(parameter))
+    (session,) = job.compression._sessions
+    session.add(id(parameter), torch.ones_like(parameter))
     with pytest.raises(ExchangeError, match=r"the gradient of '0\.weight' came twice in one step"):
-        session.add(parameter, torch.ones_like(parameter))
+        session.add(id(parameter), torch.ones_like(parameter))
+    session.abort()

@@ -44,6 +44,7 @@ class Job:
         model: The model.
         lr: Learning rate of SGD.
         momentum: Of SGD.
+        optimizer: Makes another optimizer than SGD of the model.
         **options: Of `hvd.DistributedOptimizer`.
     """
 
@@ -53,14 +54,16 @@ class Job:
         model: nn.Module | None = None,
         lr: float = 0.1,
         momentum: float = 0.9,
+        optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
         **options: Any,
     ) -> None:
         self.model = make_model() if model is None else model
         made = Compression.parse(compression) if isinstance(compression, str) else compression
         self.compression: TorchCompressor = made
         sgd = torch.optim.SGD(self.model.parameters(), lr=lr, momentum=momentum)
+        local = optimizer(self.model) if optimizer else sgd
         self.optimizer = hvd.DistributedOptimizer(
-            sgd, named_parameters=self.model.named_parameters(), compression=made, **options
+            local, named_parameters=self.model.named_parameters(), compression=made, **options
         )
         self.passes = options.get("backward_passes_per_step", 1)
 
@@ -95,3 +98,10 @@ def assert_ranks_equal(tensor: Tensor, process_set: Any = hvd.global_process_set
     """All ranks hold the same bits."""
     for other in hvd.allgather(tensor[None], process_set=process_set):
         assert torch.equal(other, tensor)
+
+
+def leaves_of(compression: TorchCompressor) -> dict[str, Tensor]:
+    """The state of a compressor as flat leaves; empty for methods without any."""
+    sessions = compression.state_dict()["sessions"].items()
+    slots = [(f"{label}.{key}", leaves) for label, session in sessions for key, leaves in session["buckets"].items()]
+    return {f"{key}.{path}": torch.as_tensor(leaf) for key, leaves in slots for path, leaf in leaves.items()}

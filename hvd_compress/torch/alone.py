@@ -1,0 +1,52 @@
+"""Linear methods: the one payload of a gradient travels as the gradient's own allreduce. No carrier, no copy."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from torch import Tensor
+
+from hvd_compress.bucket import Bucket
+from hvd_compress.collectives import AllReduce, World
+from hvd_compress.methods.base import Method
+from hvd_compress.ops.torch import TorchOps
+from hvd_compress.stats import Meter
+
+
+class Alone:
+    """Compresses each tensor by itself.
+
+    Args:
+        method: A linear method.
+        meter: Counts bytes and time.
+    """
+
+    def __init__(self, method: Method, meter: Meter) -> None:
+        self._method = method
+        self._meter = meter
+        self._in_decompress = True
+
+    def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        """Give what Horovod is to allreduce, and what it has to give back to `decompress`."""
+        with self._meter.time("encode"):
+            bucket = Bucket("", (tuple(tensor.shape),), str(tensor.dtype).removeprefix("torch."))
+            exchanging = self._method.exchange(TorchOps(tensor.device), bucket, tensor, (), World(0, 1))
+            message = next(exchanging)
+            assert isinstance(message, AllReduce)
+        self._meter.steps += self._in_decompress  # the first after a decompress begins a step
+        self._in_decompress = False
+        self._meter.gradient_bytes += tensor.numel() * tensor.element_size()
+        self._meter.bytes_sent += message.array.numel() * message.array.element_size()
+        return message.array, exchanging
+
+    def decompress(self, tensor: Tensor, exchanging: Generator[Any, Tensor, Any]) -> Tensor:
+        """Give the result."""
+        self._in_decompress = True
+        with self._meter.time("decode"):
+            try:
+                exchanging.send(tensor)
+            except StopIteration as end:
+                total: Tensor = end.value.total
+                return total
+        raise AssertionError(f"{self._method!r} is linear but has a second round")

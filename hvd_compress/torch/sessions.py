@@ -1,0 +1,87 @@
+"""All sessions of a compressor: whose they are, and which one takes over from which."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable, Iterator, Set
+from itertools import chain, count
+from typing import Any
+
+from hvd_compress.errors import UnsupportedError
+from hvd_compress.torch import caller
+from hvd_compress.torch.session import Session
+
+
+class Sessions:
+    """The sessions of a compressor.
+
+    An optimizer has a session of its own. The sessions outlive their optimizers, as long as there are parameters that
+    no other session has taken over: when they go is then the same on all ranks, whatever their garbage collectors do.
+    """
+
+    def __init__(self) -> None:
+        self._all: list[Session] = []
+        self._of: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
+        self._of_calls: dict[Hashable, Session] = {}
+        self._agreed: weakref.WeakKeyDictionary[Any, object] = weakref.WeakKeyDictionary()
+
+    def __iter__(self) -> Iterator[Session]:
+        self._forget_the_dead()
+        return iter([*self._all, *self._of_calls.values()])
+
+    def of(self, optimizer: Any) -> Session | None:
+        """The session of an optimizer, if it has begun."""
+        return self._of.get(optimizer)
+
+    def of_call(self, key: Hashable) -> Session | None:
+        """The session of a direct call, if it has begun."""
+        return self._of_calls.get(key)
+
+    def unused(self, label: str, keys: Set[int]) -> str:
+        """A label for a new session over some parameters, of which two models may have the same names.
+
+        The same again if it takes over from the one that has it, otherwise with a number.
+        """
+        taken = {session.label for session in self._all if session.living() - keys}
+        return next(name for name in chain([label], (f"{label}.{i}" for i in count(1))) if name not in taken)
+
+    def begin(self, optimizer: Any, session: Session) -> None:
+        """Add the session of an optimizer; it takes over what other sessions have kept of its parameters.
+
+        Raises:
+            UnsupportedError: If another optimizer reduces gradients of these parameters now.
+        """
+        keys = session.living()
+        formers = [other for other in self._all if other.group == session.group and other.living() & keys]
+        for other, former in self._of.items():
+            if former in formers and caller.has_begun(other):
+                raise UnsupportedError(
+                    "two distributed optimizers, an old one and a new one, reduce the gradients of the same parameters:"
+                    f" {caller.CURE}"
+                )
+        for former in formers:
+            if former.waiting:
+                former.abort()
+        if formers:
+            session.inherit(formers)
+        self._all.append(session)
+        self._of[optimizer] = session
+        self._forget_the_dead()
+
+    def begin_call(self, key: Hashable, session: Session) -> None:
+        """Add the session of a direct call."""
+        self._of_calls[key] = session
+
+    def agreed(self, optimizer: Any) -> bool:
+        """Whether the ranks have agreed on what this optimizer compresses, since Horovod was started."""
+        return self._agreed.get(optimizer) is caller.incarnation()
+
+    def note_agreement(self, optimizer: Any) -> None:
+        """They have."""
+        self._agreed[optimizer] = caller.incarnation()
+
+    def _forget_the_dead(self) -> None:
+        self._all = [session for session in self._all if session.living()]
+        for optimizer, session in list(self._of.items()):
+            if not session.living():
+                del self._of[optimizer]
