@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doctor.machines import HEALTHY, machine
 from rich.console import Console
 from typer.testing import CliRunner
 
 from hvd_compress.bench import commands, tables
 from hvd_compress.bench.catalogue import short
 from hvd_compress.bench.traffic import cost
+from hvd_compress.doctor import command
+from hvd_compress.doctor.facts import Facts
+from hvd_compress.doctor.trials import Trial
 from hvd_compress.methods import REGISTRY, methods
 
 RUNNER = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"})
@@ -148,7 +152,47 @@ def test_the_package_loads_neither_rich_nor_typer() -> None:
 
 def test_it_runs_as_a_module() -> None:
     text = _output("-m", "hvd_compress", "--help")
-    assert "hvd-compress" in text and "methods" in text and "vnmse" in text
+    assert "hvd-compress" in text and "methods" in text and "vnmse" in text and "doctor" in text
+
+
+def doctor(monkeypatch: pytest.MonkeyPatch, facts: Facts, *args: str) -> Any:
+    monkeypatch.setattr(command, "collect", lambda: facts)
+    return run("doctor", *args)
+
+
+def test_doctor_on_a_healthy_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    result = doctor(monkeypatch, HEALTHY, "--json", str(tmp_path / "found.json"))
+    assert result.exit_code == 0, result.output
+    assert "Compression can work here, with PyTorch and TensorFlow. To try it out: hvd-compress doctor --run" in (
+        " ".join(result.stdout.split())
+    )
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["works"] == ["torch", "tensorflow"] and found["facts"]["frameworks"][1]["keras"] == "2.15.0"
+    assert {finding["status"] for finding in found["findings"]} == {"ok"} and found["trials"] == []
+
+
+def test_doctor_names_faults_and_their_cures(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = doctor(monkeypatch, machine(horovod=None))
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert any(line.startswith("fault ") and "not installed" in line for line in lines)
+    assert lines[-1] == "Compression cannot work here yet."
+    [build] = [line for line in lines if "HOROVOD_WITH_PYTORCH=1" in line]
+    assert build.startswith("    pip install") and build.endswith("./horovod-0.28.1"), "it cannot be copied"
+    assert max(len(line) for line in lines if line != build) <= 100
+
+
+@pytest.mark.parametrize(("works", "status"), [(True, 0), (False, 1)])
+def test_doctor_believes_what_it_tried(works: bool, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def attempt(_: Facts, framework: str, controller: str, timeout: float) -> Trial:
+        return Trial(framework, controller, works and framework == "torch" and controller == "gloo", f"after {timeout}")
+
+    monkeypatch.setattr(command, "attempt", attempt)
+    result = doctor(monkeypatch, HEALTHY, "--run", "--timeout", "7")
+    assert result.exit_code == status
+    assert result.stdout.count("after 7.0") == 4
+    last = "Compression works here, with PyTorch." if works else "Compression cannot work here yet."
+    assert result.stdout.splitlines()[-1] == last
 
 
 def _output(*args: str) -> str:

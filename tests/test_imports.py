@@ -36,6 +36,7 @@ LAYERS = [
     ["elastic"],
     ["torch", "tensorflow", "mpi"],
     ["keras", "bench"],
+    ["doctor"],
     ["cli"],
     ["__main__"],
 ]

@@ -1,0 +1,96 @@
+"""What ``hvd-compress doctor`` sees: this machine, and Horovods that are broken on purpose."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from doctor.machines import machine
+
+from hvd_compress.doctor import facts
+from hvd_compress.doctor.frames import horovod_folder
+from hvd_compress.doctor.probe import MARK
+from hvd_compress.doctor.rules import judge
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose packages come before those that are installed."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_this_machine_is_found() -> None:
+    found = facts.look("torch")
+    assert (found["stage"], found["version"].split("+")[0]) == ("done", "2.13.0")
+    assert {"gloo", "mpi"} <= {*found["built"]} and found["gpus"] >= 0
+
+
+def test_a_package_that_is_not_there() -> None:
+    assert facts.look("no_such_framework") == {}
+
+
+def test_a_horovod_built_without_torch(elsewhere: Path) -> None:
+    """It imports without an error, so its silence must be noticed."""
+    installed = horovod_folder()
+    assert installed
+    ignore = shutil.ignore_patterns("mpi_lib*", "mxnet", "ray", "spark", "__pycache__", "data")
+    shutil.copytree(installed, elsewhere / "horovod", ignore=ignore)
+    (elsewhere / "horovod" / "metadata.json").write_text('{"tensorflow": "2.15.1"}')
+    found = facts._framework("torch", facts.look("torch"))
+    assert (found.stage, found.against) == ("horovod", None)
+    [fault] = [finding for finding in judge(machine(found)) if finding.status == "fault"]
+    assert "without PyTorch or before it" in fault.found
+    assert fault.cure and "HOROVOD_WITH_PYTORCH=1" in fault.cure.command
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        ("raise OSError('libtorch.so: undefined symbol')", "OSError: libtorch.so: undefined symbol"),
+        ("import os; os.abort()", "ended with status -6"),
+        ("import sys; sys.exit('bye')", "ended with status 1: bye"),
+    ],
+)
+def test_a_broken_framework_is_survived(code: str, error: str, elsewhere: Path) -> None:
+    (elsewhere / "torch.py").write_text(code)
+    found = facts._framework("torch", facts.look("torch"))
+    assert found.stage == "framework" and found.error.startswith(error)
+    [fault] = [finding for finding in judge(machine(found)) if finding.status == "fault"]
+    assert error in fault.found and "PyTorch" in fault.subject
+
+
+def test_one_that_hangs_is_not_waited_for(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (elsewhere / "torch.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setattr(facts, "_PATIENCE", 2)
+    found = facts.look("torch")
+    assert found["stage"] == "framework" and found["error"] == "did not answer within 2 s"
+
+
+def test_what_was_found_before_the_end_counts() -> None:
+    lines = [f"{MARK}{json.dumps(line)}" for line in ({"stage": "framework"}, {"version": "9"}, {"stage": "horovod"})]
+    found = facts.read("\n".join(["noise", *lines]), "ended with status -11: it printed nothing")
+    assert found == {"version": "9", "stage": "horovod", "error": "ended with status -11: it printed nothing"}
+
+
+def test_scripts_tell_their_python(tmp_path: Path) -> None:
+    script = tmp_path / "horovodrun"
+    for first, expected in [
+        (f"#!{sys.executable}", None),
+        ("#!/usr/bin/env python3", None),
+        ("#!/bin/sh", None),
+        (f"#!{tmp_path}/bin/python3.9", f"{tmp_path}/bin/python3.9"),
+    ]:
+        script.write_text(f"{first}\n")
+        assert facts.other_python(script) == expected
+
+
+def test_makes_of_mpi() -> None:
+    assert facts.mpi_name("mpirun (Open MPI) 4.1.4\n\nReport bugs to ...") == "Open MPI 4.1.4"
+    assert facts.mpi_name("HYDRA build details:\n    Version: 4.0") == "HYDRA build details:"
+    assert facts.mpi_name("") == "of unknown version"
