@@ -7,12 +7,12 @@ VENV := $(CURDIR)/.venv/bin
 export PATH := $(VENV):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check clean
+.PHONY: help setup demo test soak keras3 check clean
 # Each target uses every core by itself, and a run of several should print one after the other.
 .NOTPARALLEL:
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Make .venv with all that is needed, Horovod included (nothing to do the second time)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || \
@@ -26,6 +26,13 @@ test: setup ## Run the tests: of the package, then under horovodrun with 2 and 3
 	$(VENV)/python -m pytest -n 2 --dist loadfile
 	$(VENV)/python tests/parallel/run.py
 
+soak: setup ## Long jobs with faults: ranks that are killed, stall or join, 5,000 steps (less than 20 minutes)
+	$(VENV)/python tests/soak/run.py
+
+keras3: ## Run the tests of hvd_compress.keras on Keras 3, in .venv-keras3, which it makes
+	@$(PYTHON) tools/setup_env.py keras3
+	$(CURDIR)/.venv-keras3/bin/python tests/keras3/run.py
+
 check: setup ## Lint, check the types, and build the wheel and the sdist
 	$(VENV)/ruff check
 	$(VENV)/ruff format --check
@@ -33,5 +40,6 @@ check: setup ## Lint, check the types, and build the wheel and the sdist
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && $(VENV)/python -m build --no-isolation --outdir "$$dir"
 
 clean: ## Remove .venv and what builds leave behind (not the cache with the Horovod wheel)
-	rm -rf .venv .venv.lock .venv.log build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv.lock .venv.log .venv-keras3*
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

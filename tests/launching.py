@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 CONTROLLERS = {
@@ -34,6 +34,7 @@ def horovodrun(
     timeout: float = 300,
     check: bool = True,
     environment: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python program on several ranks of this machine.
 
@@ -44,12 +45,14 @@ def horovodrun(
         timeout: Seconds after which a job that hangs is ended.
         check: Fail, with the output in the message, if the program fails.
         environment: Added to that of this process.
+        options: More options of horovodrun; those of an elastic job, which has a list of hosts of its own.
 
     Returns:
         Exit code and output; the output of all ranks is in ``stdout``.
     """
     bin_folder = Path(sys.executable).parent
-    command = [bin_folder / "horovodrun", *CONTROLLERS[controller], "-np", str(ranks), "-H", f"localhost:{ranks}"]
+    command = [bin_folder / "horovodrun", *CONTROLLERS[controller], "-np", str(ranks)]
+    command += options or ["-H", f"localhost:{ranks}"]
     result = subprocess.run(
         [str(part) for part in (*command, sys.executable, *arguments)],
         env={**os.environ, **ENVIRONMENT, **(environment or {}), "PATH": f"{bin_folder}:{os.environ['PATH']}"},
