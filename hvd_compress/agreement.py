@@ -64,8 +64,12 @@ def refuse_momentum(method: Method, of_optimizer: Callable[[], float]) -> None:
 
 
 def label(gradients: Sequence[Gradient]) -> str:
-    """A short name for a list of parameters, the same on all ranks: part of the names of its collectives."""
-    return f"{zlib.crc32(json.dumps([g.name for g in gradients]).encode()):08x}"
+    """A short name for a list of parameters, the same on all ranks: part of the names of its collectives.
+
+    The last two parts of a name count: Keras 3 puts the name of the model in front, which a loaded model has not.
+    """
+    names = ["/".join(g.name.split("/")[-2:]) for g in gradients]
+    return f"{zlib.crc32(json.dumps(names).encode()):08x}"
 
 
 def check(lines: bytes) -> None:

@@ -9,7 +9,7 @@ import pytest
 from setup_support import ROOT, checkout_with_pip, empty_checkout, fake_wheel, message
 
 import horovod_wheel
-from setup_shell import Paths
+from setup_shell import KERAS3, Paths
 
 
 @pytest.fixture
@@ -52,6 +52,27 @@ class TestHorovodKey:
         assert horovod_wheel.horovod_key(paths) != before
 
 
+class TestKeras3:
+    def test_it_is_another_environment_with_another_key(self, paths: Paths) -> None:
+        other = paths._replace(suffix=KERAS3)
+        assert other.venv == paths.root / ".venv-keras3"
+        assert other.pins == paths.root / "requirements-keras3.lock"
+        assert len({paths.log, paths.lock, other.log, other.lock}) == 4
+        assert horovod_wheel.horovod_key(other) != horovod_wheel.horovod_key(paths)
+
+    def test_it_has_neither_pytorch_nor_xla(self, paths: Paths) -> None:
+        recipe = horovod_wheel.recipe(paths._replace(suffix=KERAS3))
+        assert recipe.modules == ("horovod.tensorflow",)
+        assert recipe.options["HOROVOD_WITHOUT_PYTORCH"] == "1"
+        assert set(horovod_wheel.PATCHES) < set(recipe.patches)
+        name, old, new = horovod_wheel.WITHOUT_XLA
+        (paths.root / name).parent.mkdir(parents=True)
+        (paths.root / name).write_text(f"before\n{old}\nafter\n")
+        horovod_wheel.patch(paths.root, (horovod_wheel.WITHOUT_XLA,))
+        assert (paths.root / name).read_text().split() == ["before", "after"]
+        assert new == ""
+
+
 class TestHorovodSources:
     def test_other_sources_than_the_release(self, with_pip: Paths, tmp_path: Path) -> None:
         with tarfile.open(with_pip.cache / "horovod-0.28.1.tar.gz", "w:gz") as forged:
@@ -68,7 +89,7 @@ class TestHorovodSources:
         return folder
 
     def test_patch(self, tmp_path: Path) -> None:
-        horovod_wheel.patch(self.make_sources(tmp_path))
+        horovod_wheel.patch(self.make_sources(tmp_path), horovod_wheel.PATCHES)
         lines = (tmp_path / "CMakeLists.txt").read_text().splitlines()
         assert lines[0] == "project(horovod CXX)"
         assert lines[-2:] == [
@@ -80,7 +101,7 @@ class TestHorovodSources:
     def test_patch_does_not_fit(self, tmp_path: Path) -> None:
         source = self.make_sources(tmp_path)
         (source / "horovod/torch/CMakeLists.txt").write_text("")
-        text = message(horovod_wheel.patch, source)
+        text = message(horovod_wheel.patch, source, horovod_wheel.PATCHES)
         assert text == (
             "Horovod's horovod/torch/CMakeLists.txt lacks 'set(CMAKE_CXX_STANDARD 14)': "
             "PATCHES in tools/horovod_wheel.py do not fit"

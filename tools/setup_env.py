@@ -1,6 +1,9 @@
 #!/usr/bin/env python3.11
 """Makes `.venv` in this checkout: all that developing, testing and running the demo need.
 
+With the argument `keras3` it makes `.venv-keras3` in the same way, out of `requirements-keras3.lock`: what the tests of
+`hvd_compress.keras` need that run on Keras 3.
+
 The steps, each of which is skipped while nothing that it depends on has changed:
 
 1. *venv*: a virtual environment of Python 3.11, the newest that TensorFlow 2.15 knows. A hook puts its `bin`
@@ -10,7 +13,7 @@ The steps, each of which is skipped while nothing that it depends on has changed
 3. *horovod*: built once and kept in `${XDG_CACHE_HOME:-~/.cache}/hvd_compress/`, see `horovod_wheel.py`.
 4. *package*: this package itself, editable, without its dependencies.
 
-What is done is noted in `.venv/setup.json`, one entry a step, removed before the step begins: a run that was
+What is done is noted in `setup.json` in it, one entry a step, removed before the step begins: a run that was
 killed is completed by the next, and a run that has nothing to do ends at once.
 """
 
@@ -26,7 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from horovod_wheel import horovod_key, install_horovod, installed, require_tools, shelf
-from setup_shell import PYTHON, Paths, SetupError, digest, locked, pip, require_space, run, say
+from setup_shell import KERAS3, PYTHON, Paths, SetupError, digest, locked, pip, require_space, run, say
 
 VENV_GIB = 6
 PATH_HOOK = (
@@ -44,7 +47,7 @@ class Step(NamedTuple):
 
 
 def require_python(version: tuple[int, ...], has_ensurepip: bool) -> None:
-    """Refuses an interpreter that `.venv` cannot be made of."""
+    """Refuses an interpreter that the environment cannot be made of."""
     if version[:2] != PYTHON:
         raise SetupError(
             f"Python {PYTHON[0]}.{PYTHON[1]} is needed, this is {version[0]}.{version[1]}: "
@@ -61,19 +64,19 @@ def venv_key(paths: Paths) -> str:
 
 def make_venv(paths: Paths) -> None:
     """Makes an empty environment, in the place of any older one."""
-    say("Creating .venv ...")
+    say(f"Creating {paths.venv.name} ...")
     shutil.rmtree(paths.venv, ignore_errors=True)
-    # Not sys.executable: that may be the python of the very .venv that was just removed.
+    # Not sys.executable: that may be the python of the very environment that was just removed.
     base = str(getattr(sys, "_base_executable", sys.executable))
     done, _ = run(paths, base, "-m", "venv", paths.venv)
     if not done:
-        raise SetupError(f".venv cannot be made: apt-get install python3-venv may help. Log: {paths.log}")
+        raise SetupError(f"{paths.venv.name} cannot be made: apt-get install python3-venv may help. Log: {paths.log}")
     (paths.site / "venv_bin_on_path.pth").write_text(PATH_HOOK)
 
 
 def requirements_key(paths: Paths) -> str:
     """Hashes the pins."""
-    return digest((paths.root / "requirements.lock").read_bytes())
+    return digest(paths.pins.read_bytes())
 
 
 def remove_half_installed(paths: Paths) -> None:
@@ -88,10 +91,10 @@ def remove_half_installed(paths: Paths) -> None:
 def install_requirements(paths: Paths) -> None:
     """Installs the pins; what is there already in the right version stays."""
     remove_half_installed(paths)
-    if not installed(paths, "torch"):
+    if not installed(paths, "tensorflow"):
         require_space(paths.venv, VENV_GIB)
-    say("Installing requirements.lock (a few minutes) ...")
-    pip(paths, "Installing requirements.lock", "install", "-r", "requirements.lock")
+    say(f"Installing {paths.pins.name} (a few minutes) ...")
+    pip(paths, f"Installing {paths.pins.name}", "install", "-r", paths.pins)
 
 
 def package_key(paths: Paths) -> str:
@@ -147,24 +150,31 @@ def take(paths: Paths, step: Step) -> None:
 def set_up(paths: Paths) -> None:
     """Takes the steps that are not done."""
     if all(is_done(paths, step) for step in STEPS):
-        return say(".venv is up to date.")
+        return say(f"{paths.venv.name} is up to date.")
     require_python(tuple(sys.version_info[:3]), importlib.util.find_spec("ensurepip") is not None)
     if not shelf(paths):
         require_tools()  # Now, and not after minutes of downloads.
     paths.cache.mkdir(parents=True, exist_ok=True)
-    with locked(paths.root / ".venv.lock", "Waiting for another set-up of this checkout ..."):
+    with locked(paths.lock, "Waiting for another set-up of this checkout ..."):
         paths.log.write_text("")
         for step in STEPS:
             if not is_done(paths, step):
                 take(paths, step)
-    return say(".venv is ready.")
+    return say(f"{paths.venv.name} is ready.")
 
 
-def main() -> int:
+def suffix_of(name: str) -> str:
+    """The suffix of an environment, by its name on the command line."""
+    if name in ("", KERAS3.strip("-")):
+        return name and KERAS3
+    raise SetupError(f"there is no environment {name!r}: give none, for .venv, or {KERAS3.strip('-')}")
+
+
+def main(name: str = "") -> int:
     """Sets up this checkout; every failure is one line."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     try:
-        set_up(Paths(root=Path(__file__).resolve().parents[1], cache=caches / "hvd_compress"))
+        set_up(Paths(Path(__file__).resolve().parents[1], caches / "hvd_compress", suffix_of(name)))
     except (SetupError, OSError) as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1
@@ -175,4 +185,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 PYTHON = (3, 11)
-# What a calling shell may have set, and what would lead pip or the build elsewhere than to .venv.
+KERAS3 = "-keras3"
+# What a calling shell may have set, and what would lead pip or the build elsewhere than to the environment.
 UNWANTED = re.compile(
     r"PYTHON(HOME|PATH)|VIRTUAL_ENV|PIP_(USER|TARGET|PREFIX|ROOT)|MAKE.*|MFLAGS|(HOROVOD|OMPI|OPAL)_.*"
 )
@@ -29,15 +30,19 @@ class SetupError(Exception):
 
 
 class Paths(NamedTuple):
-    """Where everything lies: `root` is the checkout, `cache` is shared by all checkouts of the user."""
+    """Where everything lies: `root` is the checkout, `cache` is shared by all checkouts of the user.
+
+    `suffix` tells environments of one checkout apart: it ends the names of the folder, of its pins, log and lock.
+    """
 
     root: Path
     cache: Path
+    suffix: str = ""
 
     @property
     def venv(self) -> Path:
         """The virtual environment."""
-        return self.root / ".venv"
+        return self.root / f".venv{self.suffix}"
 
     @property
     def python(self) -> Path:
@@ -52,7 +57,17 @@ class Paths(NamedTuple):
     @property
     def log(self) -> Path:
         """All output of the commands that the steps run."""
-        return self.root / ".venv.log"
+        return self.root / f".venv{self.suffix}.log"
+
+    @property
+    def lock(self) -> Path:
+        """Held while the environment is set up."""
+        return self.root / f".venv{self.suffix}.lock"
+
+    @property
+    def pins(self) -> Path:
+        """What is installed from the registry, each in one version."""
+        return self.root / f"requirements{self.suffix}.lock"
 
 
 def digest(*parts: object) -> str:
@@ -85,7 +100,7 @@ def locked(file: Path, waiting: str) -> Iterator[None]:
 
 
 def environment(paths: Paths, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The variables for a command inside `.venv`, whatever the calling shell has activated."""
+    """The variables for a command inside the environment, whatever the calling shell has activated."""
     kept = {name: value for name, value in inherited.items() if not UNWANTED.fullmatch(name)}
     path = f"{paths.venv / 'bin'}{os.pathsep}{inherited.get('PATH', os.defpath)}"
     return {**kept, "PATH": path, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}

@@ -1,14 +1,33 @@
-"""Gradient compression for `horovod.keras` and `horovod.tensorflow.keras`: the compressors are those of TensorFlow.
+"""Gradient compression for Keras 2 and Keras 3: the compressors are those of TensorFlow.
 
 Use::
 
-    from hvd_compress.keras import Compression
+    from hvd_compress.keras import Compression, DistributedOptimizer
 
-    model.compile(optimizer=hvd.DistributedOptimizer(opt, compression=Compression.topk(ratio=0.01)), loss=loss)
+    model.compile(optimizer=DistributedOptimizer(opt, compression=Compression.topk(ratio=0.01)), loss=loss)
+
+On Keras 2, Horovod's own ``hvd.DistributedOptimizer`` does as well. On Keras 3 it runs, but never reduces a gradient;
+Horovod's callbacks fail there, and its functions and its tape want TensorFlow's variables in the place of Keras's::
+
+    hvd.broadcast_variables([v.value for v in model.variables], root_rank=0)  # before the first step
 """
 
 from __future__ import annotations
 
+from hvd_compress.errors import MissingPackageError
+
+try:
+    import horovod.tensorflow
+    import horovod.tensorflow.keras
+except ImportError as error:
+    raise MissingPackageError(
+        f"hvd_compress.keras needs TensorFlow with Keras and a Horovod built for it ({error});"
+        " install them with: pip install 'hvd-compress[tensorflow]'"
+    ) from error
+
+from hvd_compress.keras.optimizer import DistributedOptimizer
 from hvd_compress.tensorflow import Compression, TensorFlowCompressor
 
-__all__ = ["Compression", "TensorFlowCompressor"]
+__all__ = ["Compression", "DistributedOptimizer", "TensorFlowCompressor"]
+
+del horovod

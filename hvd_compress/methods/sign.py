@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllGather, Array, Exchange, Exchanging, World

@@ -7,58 +7,107 @@ file.
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Callable, Container
 from types import FrameType
 from typing import Any, NamedTuple
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvd_compress.errors import UnknownParameterError, UnsupportedError
+from hvd_compress.errors import SpecError, UnknownParameterError, UnsupportedError
 
 _REDUCE = {"allreduce", "tf__allreduce", "grouped_allreduce", "tf__grouped_allreduce"}
 _ALL = {"allreduce_grads", "tf__allreduce_grads"}  # AutoGraph runs a translation whose names begin with tf__
+_SCALED = {"compute_gradients", "_compute_gradients", "get_gradients"}
+"""Where a LossScaleOptimizer scales the loss before, and unscales the gradients after, Horovod reduces them."""
+
+_MARK = "hvd_compress.call"
 
 
 class Call(NamedTuple):
-    """A call of ``compress`` while a training step is traced.
+    """A call of ``compress``, in most cases while a training step is traced.
 
     Attributes:
-        source: The very list of gradients in Horovod's hands; tells one call of ``allreduce_grads`` from another.
-        gradients: Its entries, one for each variable; None or IndexedSlices for some.
-        variables: As many; None where the caller named none.
+        source: Tells one reduction from another; in training, the very list of gradients in Horovod's hands.
+        gradients: Its entries; None or IndexedSlices for some.
+        parameters: Whose they are: as many variables; of a direct call such as ``hvd.allreduce``, names. None where the
+            caller gave none.
+        direct: Whether it is a direct call.
         process_set: The ranks that Horovod reduces over.
         op: Horovod's reduction.
-        graph: Where the gradients are reduced: the graph around the branch that is being traced; None in eager mode.
+        factor: What the sum over the ranks is multiplied by.
+        graph: Where the gradients are reduced: the graph around the branch that is being traced; None for the current
+            one.
         optimizer: Whose gradients they are; None in a tape.
+        scaler: The LossScaleOptimizer that the gradients go back to, still scaled; None without.
     """
 
     source: Any
     gradients: list[Any]
-    variables: list[Any] | None
+    parameters: list[Any] | None
+    direct: bool
     process_set: Any
     op: int
+    factor: float
     graph: Any
     optimizer: Any
+    scaler: Any
 
 
 def find() -> Call | None:
-    """Find out what is being compressed; None outside of Horovod's optimizers and tapes."""
-    reduce_frame = _frame(sys._getframe(1), _REDUCE, {"process_set", "op"})
-    all_frame = _frame(reduce_frame, _ALL, {"grads", "vars", "use_generic_names"})
-    if reduce_frame is None or all_frame is None:
+    """Find out what is being compressed; None where it is not for an allreduce of Horovod."""
+    reduce_frame = _frame(sys._getframe(1), _REDUCE, {"process_set", "op", "prescale_factor", "postscale_factor"})
+    if reduce_frame is None:
         return None
-    reducing, gradients = reduce_frame.f_locals, all_frame.f_locals
-    variables = gradients["vars"]
-    return Call(
-        gradients["grads"],
-        list(gradients["grads"]),
-        None if variables is None else list(variables),
-        reducing["process_set"],
-        reducing["op"],
-        None if tf.executing_eagerly() else tf.compat.v1.get_default_graph().outer_graph,
-        _optimizer(all_frame),
+    reducing = reduce_frame.f_locals
+    all_frame = _frame(reduce_frame, _ALL, {"grads", "vars", "use_generic_names"})
+    if all_frame is None:
+        return _direct(reducing)
+    grads, variables = all_frame.f_locals["grads"], all_frame.f_locals["vars"]
+    return _call(reducing, grads, None if variables is None else list(variables))._replace(
+        direct=False,
+        graph=None if tf.executing_eagerly() else tf.compat.v1.get_default_graph().outer_graph,
+        optimizer=_owner(all_frame, _optimizers()),
+        scaler=_owner(all_frame, _scalers(), _SCALED),
     )
+
+
+def in_session() -> bool:
+    """Whether a graph is built for a session of TensorFlow 1, which cannot use a variable from outside of it."""
+    with tf.init_scope():
+        return not tf.executing_eagerly()
+
+
+def _direct(reducing: dict[str, Any]) -> Call:
+    """A call of ``hvd.allreduce`` or ``hvd.grouped_allreduce`` by a user."""
+    name = reducing["name"]
+    tensors = list(reducing["tensors"]) if "tensors" in reducing else [reducing["tensor"]]
+    names = [f"{name}.{i}" for i in range(len(tensors))] if "tensors" in reducing else [name]
+    call = _call(reducing, tensors, None if name is None else names)
+    # A list of a user's may come again, so the call is told from others by a mark on its frame.
+    return call._replace(source=reducing.setdefault(_MARK, object()))
+
+
+def _call(reducing: dict[str, Any], source: list[Any], parameters: list[Any] | None) -> Call:
+    process_set, op = reducing["process_set"], reducing["op"]
+    factor = reducing["prescale_factor"] * reducing["postscale_factor"]
+    if op == hvd.Average and process_set.included():
+        factor /= process_set.size()
+    return Call(source, list(source), parameters, True, process_set, op, factor, None, None, None)
+
+
+def makes_an_optimizer() -> bool:
+    """Whether Horovod is looking up how the gradients of a new Keras optimizer are reduced.
+
+    It keeps that by name and compressor, and TensorFlow traces once for all variables of the same shapes, so that two
+    models would share what is kept between steps.
+    """
+    frame = _frame(sys._getframe(1), {"_make_allreduce_grads_fn"}, {"compression"})
+    if frame is None or frame.f_back is None or frame.f_back.f_code.co_name != "__init__":
+        return False
+    return isinstance(frame.f_back.f_locals.get("self"), _optimizers())
 
 
 def momentum(optimizer: Any) -> float:
@@ -67,6 +116,7 @@ def momentum(optimizer: Any) -> float:
         return 0.0
     with tf.init_scope():  # a legacy optimizer keeps it in a variable
         config = optimizer.get_config()
+        config = config.get("inner_optimizer", {}).get("config", config)  # of a LossScaleOptimizer of Keras 3
     return float(config.get("momentum", config.get("beta_1", 0.0)))
 
 
@@ -74,28 +124,82 @@ def checked(call: Call | None) -> Call:
     """Refuse what compression with a state cannot do.
 
     Raises:
-        UnknownParameterError: If the caller is not one of Horovod's optimizers or tapes.
-        UnsupportedError: If it reduces with Adasum.
+        UnknownParameterError: If there is nothing to know the gradients by.
+        UnsupportedError: If they are not summed.
     """
-    if call is None or call.variables is None:
+    if call is None or (call.parameters is None and not call.direct):
         raise UnknownParameterError(
-            "a tensor was compressed outside of hvd.DistributedOptimizer and hvd.DistributedGradientTape, so there is"
-            " no variable to keep state for; in direct calls such as hvd.allreduce use Compression.none or .fp16"
+            "a tensor was compressed outside of hvd.DistributedOptimizer, hvd.DistributedGradientTape, hvd.allreduce"
+            " and hvd.grouped_allreduce, so there is nothing to keep state for; elsewhere use Compression.none or .fp16"
+        )
+    if in_session():
+        raise UnsupportedError(
+            "this compression keeps a state in variables, which a graph for a session of TensorFlow 1 cannot use: train"
+            " in eager mode or in a tf.function, or use Compression.none or Compression.fp16"
         )
     if call.op == hvd.Adasum:
         raise UnsupportedError(
             "op=hvd.Adasum does not go with this compression: Adasum weighs the gradients of pairs of ranks by their"
             " angle, which a compressed sum cannot tell; use op=hvd.Average, or Compression.fp16 with Adasum"
         )
+    if call.op not in (hvd.Average, hvd.Sum):
+        name = next((name for name in ("Min", "Max", "Product") if getattr(hvd, name) == call.op), str(call.op))
+        raise UnsupportedError(
+            f"op=hvd.{name} does not go with this compression, which only adds up; use op=hvd.Average or hvd.Sum, or"
+            f" Compression.none with hvd.{name}"
+        )
+    if call.parameters is None:
+        raise UnknownParameterError(
+            "a direct call of hvd.allreduce or hvd.grouped_allreduce has no name, so there is nothing to keep state by:"
+            ' give it one, as in hvd.allreduce(tensor, name="x", compression=...), or use Compression.none or .fp16'
+        )
     return call
 
 
-def _optimizer(frame: FrameType | None) -> Any:
-    """The Keras optimizer, new or legacy, in whose method a frame was called."""
-    kinds = (tf.keras.optimizers.Optimizer, tf.keras.optimizers.legacy.Optimizer)
-    while frame is not None and not isinstance(frame.f_locals.get("self"), kinds):
+def scale_reader(scaler: Any) -> Callable[[], Any]:
+    """A function that builds a read of the loss scale into the current graph.
+
+    Args:
+        scaler: A LossScaleOptimizer, a variable, a tensor or such a function.
+
+    Raises:
+        SpecError: If it is none of them.
+    """
+    if isinstance(scaler, _scalers()) and hasattr(scaler, "loss_scale"):
+        return lambda: scaler.loss_scale
+    if tf.is_tensor(scaler):
+        return lambda: tf.convert_to_tensor(scaler)
+    if callable(scaler) and not isinstance(scaler, type):
+        return scaler  # type: ignore[no-any-return]
+    raise SpecError(
+        f"scaler={scaler!r} is not allowed: scaler must be a tf.keras.mixed_precision.LossScaleOptimizer of Keras 2, a"
+        " tf.Variable or tensor with the loss scale, or a function that gives one; on Keras 3:"
+        " lambda: scaler.dynamic_scale.value"
+    )
+
+
+def _optimizers() -> tuple[type, ...]:
+    """What Keras optimizers are: new and, where this Keras has them, legacy ones."""
+    kinds = [tf.keras.optimizers.Optimizer]
+    with contextlib.suppress(AttributeError, ImportError):
+        kinds.append(tf.keras.optimizers.legacy.Optimizer)
+    return tuple(kinds)
+
+
+def _scalers() -> tuple[Any, ...]:
+    with contextlib.suppress(AttributeError, ImportError):
+        return (tf.keras.mixed_precision.LossScaleOptimizer,)
+    return ()
+
+
+def _owner(frame: FrameType | None, kinds: tuple[type, ...], names: Container[str] | None = None) -> Any:
+    """The nearest object of these kinds in whose method (of these names) a frame was called."""
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, kinds) and (names is None or frame.f_code.co_name in names):
+            return owner
         frame = frame.f_back
-    return None if frame is None else frame.f_locals["self"]
+    return None
 
 
 def _frame(frame: FrameType | None, names: set[str], variables: set[str]) -> FrameType | None:

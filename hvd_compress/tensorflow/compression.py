@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.tensorflow.compression import Compressor
 
-from hvd_compress import agreement
+from hvd_compress import agreement, checkpoint
 from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllReduce, Exchanging, World
-from hvd_compress.errors import ExchangeError
+from hvd_compress.errors import ExchangeError, SpecError
 from hvd_compress.face import Catalogue
 from hvd_compress.group import Group
 from hvd_compress.measure import vnmse
-from hvd_compress.merging import Merge
+from hvd_compress.merging import Gradient, Merge
 from hvd_compress.methods.base import Method
 from hvd_compress.ops.tensorflow import TensorFlowOps
+from hvd_compress.saved import Loaded, Saved
 from hvd_compress.spec import to_spec
 from hvd_compress.stats import Stats
 from hvd_compress.tensorflow import caller
 from hvd_compress.tensorflow.caller import Call
-from hvd_compress.tensorflow.session import Ready, Session, describe
+from hvd_compress.tensorflow.elastic import step_by_step
+from hvd_compress.tensorflow.lineage import Lineage
+from hvd_compress.tensorflow.session import Ready, Session, agree, describe, name_of
 from hvd_compress.tensorflow.tally import Tally, Untracked
 
 Tensor: TypeAlias = Any
+
+_serial = count(1)
 
 
 class Ticket(NamedTuple):
@@ -33,17 +42,21 @@ class Ticket(NamedTuple):
 
     Attributes:
         total: The sum of the gradient over the ranks.
-        size: How many ranks there are.
+        parts: By what it has to be divided to be a mean.
         like: The gradient itself, for its dtype.
     """
 
     total: Tensor
-    size: int
+    parts: int
     like: Tensor
 
 
 class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neither is typed
     """Compresses the gradients of Horovod's optimizers and tapes; made by `Compression`.
+
+    What is kept between steps belongs to the variables: when a layer is unfrozen and gradients come for another list of
+    them, it goes along. In direct calls such as ``hvd.allreduce(tensor, name="x", compression=...)`` it belongs to the
+    name and shape. Several models may share a compressor; without ``tf.function``, only if their shapes differ.
 
     It is trackable: ``tf.train.Checkpoint(model=model, compression=compression)`` saves and restores its state, which
     belongs to this rank, so each rank needs a checkpoint of its own.
@@ -63,11 +76,37 @@ class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neit
         self.merge = merge
         self.sessions: dict[str, Session] = {}
         self.tally = Tally()
-        self._names: Untracked = Untracked({})  # of sessions, by the references to their variables
+        self._names: Untracked = Untracked({})  # of sessions, by ranks and variables
+        self._lineage: Untracked = Untracked(Lineage())
+        self._agreed: Untracked = Untracked(set())  # the lists of variables that a method without a state has seen
+        self._scale: Untracked = Untracked(None)  # reads the loss scale, if `follow` said how
+        self._loaded: Untracked = Untracked(Loaded())
         self._built: Untracked = Untracked(None)  # the gradients of the latest call, and its exchange
+
+    def __hash__(self) -> int:
+        """By identity, but another one for each optimizer that is made with it: see `caller.makes_an_optimizer`."""
+        apart = not self.method.linear and caller.makes_an_optimizer()
+        return hash((id(self), next(_serial) if apart else 0))
 
     def __repr__(self) -> str:
         return f"Compression.parse({to_spec(self.method)!r}, merge={self.merge!r})"
+
+    def follow(self, scaler: Any) -> None:
+        """Say by what gradients are multiplied when they come, so that what is kept between steps is in true units.
+
+        For loops of your own, with a tape; where Keras computes gradients in a LossScaleOptimizer it is found. Methods
+        that keep nothing, ``none`` and ``fp16``, have no need of it.
+
+        Args:
+            scaler: A ``tf.keras.mixed_precision.LossScaleOptimizer``, a variable or a tensor with the loss scale, or a
+                function that gives it. The function is called while the step is traced, so it must read a variable.
+
+        Raises:
+            SpecError: If it is none of them, or gradients have been compressed already.
+        """
+        if self.sessions:
+            raise SpecError("follow() came after the first step, whose graph knows no loss scale: call it before")
+        self._scale.value = caller.scale_reader(scaler)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
@@ -83,13 +122,13 @@ class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neit
         if self.method.linear:
             return self._compress_alone(tensor, call)
         call = caller.checked(call)
-        if not call.process_set.included() or call.process_set.size() == 1:
+        if not _shared(call):
             return tensor, None  # traced, but never run
         ready, index = self._ready(call), _position(tensor, call.gradients)
         total = ready.totals[index]
         if total is None:
             return tensor, None
-        return ready.carrier, Ticket(total, call.process_set.size(), tensor)
+        return ready.carrier, Ticket(total, ready.parts, tensor)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
@@ -103,7 +142,7 @@ class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neit
             The reduced gradient.
         """
         if isinstance(ctx, Ticket):
-            scale = tf.cast(tensor[0] / ctx.size, ctx.total.dtype)
+            scale = tf.cast(tensor[0] / ctx.parts, ctx.total.dtype)
             return tf.cast(ctx.total * scale, ctx.like.dtype)
         if ctx is None:
             return tensor
@@ -115,14 +154,28 @@ class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neit
 
     def _compress_alone(self, tensor: Tensor, call: Call | None) -> tuple[Tensor, Exchanging]:
         """Let the one payload of a linear method travel as the gradient's own allreduce: no carrier, no copy."""
+        first = call is None or tensor is next(call.gradients[i] for i in _dense(call))
+        if call is not None and first:
+            self._agree(call)
+        tensor = tf.convert_to_tensor(tensor)
         bucket = Bucket("", (), tensor.dtype.name)
         exchanging = self.method.exchange(TensorFlowOps(), bucket, tensor, (), World(0, 1))
         message = next(exchanging)
         assert isinstance(message, AllReduce)
-        first = call is None or tensor is next(g for g in call.gradients if isinstance(g, tf.Tensor))
         count = tf.size(tensor, out_type=tf.int64)
         self.tally.add(int(first), count * tensor.dtype.size, count * message.array.dtype.size)
         return message.array, exchanging
+
+    def _agree(self, call: Call) -> None:
+        """See to it that no other rank has a method with a state, whose collectives would not fit."""
+        if call.direct or call.parameters is None or not _shared(call) or agreement.elastic():
+            return  # a rank that joins an elastic job would ask those who have traced their step long ago
+        pairs = [(call.gradients[i], call.parameters[i]) for i in _dense(call)]
+        key = _key(call, pairs)
+        if key not in self._agreed.value:
+            facts = [Gradient(name_of(v), tuple(v.shape), g.dtype.name) for g, v in pairs]
+            agree(agreement.describe(self.method, self.merge, facts), Group.of(call.process_set))
+            self._agreed.value.add(key)
 
     def _ready(self, call: Call) -> Ready:
         """The exchange of all gradients of a call, built once, when the first of them is compressed.
@@ -133,37 +186,96 @@ class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neit
         if self._built.value is not None and self._built.value[0] is call.source:
             earlier: Ready = self._built.value[1]
             return earlier
-        present = [i for i, gradient in enumerate(call.gradients) if isinstance(gradient, tf.Tensor)]
-        assert call.variables is not None
-        variables = [call.variables[i] for i in present]
+        present = _dense(call)
+        assert call.parameters is not None
         agreement.refuse_momentum(self.method, lambda: caller.momentum(call.optimizer))
         with call.graph.as_default() if call.graph is not None else contextlib.nullcontext():
-            session = self._session([call.gradients[i] for i in present], variables, Group.of(call.process_set))
-            built = session.build([call.gradients[i] for i in present])
+            gradients = [tf.convert_to_tensor(call.gradients[i]) for i in present]
+            session = self._session(call, [(g, call.parameters[i]) for i, g in zip(present, gradients, strict=True)])
+            build = step_by_step if agreement.elastic() else Session.build
+            built = build(session, gradients, self._scale_of(call), call.factor)
         totals: list[Tensor | None] = [None] * len(call.gradients)
         for i, total in zip(present, built.totals, strict=True):
             totals[i] = total
-        ready = Ready(totals, built.carrier)
+        ready = Ready(totals, built.carrier, built.parts)
         self._built.value = (call.source, ready)
         return ready
 
-    def _session(self, gradients: list[Tensor], variables: list[Any], group: Group) -> Session:
-        refs = tuple(variable.ref() for variable in variables)
-        if refs in self._names.value:
-            return self.sessions[self._names.value[refs]]
-        facts = [describe(g, v) for g, v in zip(gradients, variables, strict=True)]
+    def _session(self, call: Call, pairs: list[tuple[Tensor, Any]]) -> Session:
+        """The session of gradients and their variables (or names)."""
+        key = _key(call, pairs)
+        if key in self._names.value:
+            return self.sessions[self._names.value[key]]
+        facts = [describe(gradient, parameter) for gradient, parameter in pairs]
         label = agreement.label(facts)
         name = f"{label}_{sum(known.startswith(label) for known in self.sessions)}"
-        session = Session(self.method, self.merge, facts, group, self.tally)
+        session = Session(self.method, self.merge, facts, Group.of(call.process_set), self.tally)
         self.sessions[name] = session
-        session.create()
-        self._names.value[refs] = name
+        fresh = session.create()
+        saved = self._loaded.value.find(name, session.by_bucket(), session.group.world)
+        if saved is not None:
+            session.restore(saved)
+            self._loaded.value.forget(name)
+        self._lineage.value.add(session, key[1:], fresh and saved is None)
+        self._names.value[key] = name
         return session
+
+    def _scale_of(self, call: Call) -> Tensor | None:
+        """What the loss was multiplied by; None if it was not."""
+        if self._scale.value is not None:
+            return self._scale.value()
+        return None if call.scaler is None else caller.scale_reader(call.scaler)()
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the state of this rank to a file in a folder; all ranks save after the same step.
+
+        A ``tf.train.Checkpoint`` holds the state as well, but only as many ranks can restore it.
+
+        Returns:
+            The file: a ``.npz`` archive without pickle.
+        """
+        sessions = {name: session.saved() for name, session in self.sessions.items()}
+        world = Group.of(hvd.global_process_set).world
+        return checkpoint.save(folder, Saved(to_spec(self.method), *world, {**self._loaded.value.rest(), **sessions}))
+
+    def load(self, folder: str | os.PathLike[str]) -> None:
+        """Go on from files that `save` has written, with any number of ranks; before the first step, or after it.
+
+        With as many ranks as have saved, each needs its own file alone; otherwise each needs those of all, and the sum
+        of the residuals stays the same.
+
+        Raises:
+            StateError: If a file is missing, damaged, or does not fit. Nothing is changed.
+        """
+        loaded = Loaded()
+        loaded.put(checkpoint.load(folder, *Group.of(hvd.global_process_set).world), to_spec(self.method))
+        found = {name: loaded.find(name, s.by_bucket(), s.group.world) for name, s in self.sessions.items()}
+        for name, saved in found.items():
+            if saved is not None:
+                self.sessions[name].restore(saved)
+                loaded.forget(name)
+        self._loaded.value = loaded
 
     def stats(self) -> Stats:
         """Bytes so far, on this rank, of all models that use this compressor."""
         states = [state for session in self.sessions.values() for state in session.states()]
         return self.tally.read()._replace(vnmse=vnmse(states))
+
+
+def _shared(call: Call) -> bool:
+    """Whether this rank reduces anything with others."""
+    return bool(call.process_set.included() and (call.process_set.size() > 1 or agreement.elastic()))
+
+
+def _dense(call: Call) -> list[int]:
+    """Which of the gradients come to be compressed."""
+    return [i for i, g in enumerate(call.gradients) if g is not None and not isinstance(g, tf.IndexedSlices)]
+
+
+def _key(call: Call, pairs: list[tuple[Tensor, Any]]) -> tuple[Any, ...]:
+    """What makes a session: the ranks, and the variables or, in direct calls, names, shapes and dtypes."""
+    names = [(p, str(g.shape), g.dtype) if isinstance(p, str) else p.ref() for g, p in pairs]
+    return (call.process_set.process_set_id, *names)
 
 
 def _position(tensor: Tensor, gradients: list[Any]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -11,20 +12,29 @@ import tensorflow as tf
 
 from hvd_compress import agreement
 from hvd_compress.collectives import AllReduce, State
-from hvd_compress.errors import StateError
+from hvd_compress.elastic import Membership
+from hvd_compress.errors import GradientError, StateError
 from hvd_compress.group import Group
 from hvd_compress.lowering import lower
-from hvd_compress.merging import Gradient, Merge, Planned, gradient, plan
+from hvd_compress.merging import PRECISION, Gradient, Merge, Planned, gradient, plan
 from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.tensorflow import TensorFlowOps
+from hvd_compress.redistribution import Kept
+from hvd_compress.roles import Role
+from hvd_compress.saved import SavedSession
 from hvd_compress.spec import to_spec
-from hvd_compress.state import flatten, unflatten
+from hvd_compress.state import flatten, roles, unflatten
 from hvd_compress.tensorflow.driver import drive, gather_bytes, outside_of_graphs, perform
 from hvd_compress.tensorflow.tally import Tally, Untracked
 
 Tensor: TypeAlias = Any
+Leaves: TypeAlias = "dict[str, np.ndarray[Any, Any] | int]"
 Change: TypeAlias = "tuple[tf.Variable, Tensor]"
+
+
+_NOWHERE = [-1, -1, -1]
+"""The origin of a state that no checkpoint has filled in."""
 
 
 class Ready(NamedTuple):
@@ -33,10 +43,12 @@ class Ready(NamedTuple):
     Attributes:
         totals: The sums over the ranks, one for each gradient; None for those without elements.
         carrier: What Horovod is to allreduce in the place of each gradient: 1, or nan if some gradient is not finite.
+        parts: By what the totals have still to be divided to be means.
     """
 
     totals: list[Tensor | None]
     carrier: Tensor
+    parts: int
 
 
 class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
@@ -50,65 +62,150 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         tally: Counts steps and bytes.
 
     Attributes:
+        group: The ranks that take part.
         slots: The state: bucket, then leaf, then variable. Tracked by checkpoints.
+        steps: How many there have been: a variable.
 
     Raises:
         DisagreementError: If the ranks are not set up alike.
-        UnsupportedError: If the job is elastic.
     """
 
     def __init__(self, method: Method, merge: Merge, gradients: list[Gradient], group: Group, tally: Tally) -> None:
         super().__init__(name="hvd_compress_session")
-        agreement.refuse_elastic()
-        agreement.check(gather_bytes(agreement.describe(method, merge, gradients), "hvd_compress.agreement", group))
-        self._group = group
+        self._count = len(gradients)
+        self._facts = agreement.describe(method, merge, gradients)
+        if not agreement.elastic():
+            agree(self._facts, group)
+        self._membership = Untracked(Membership(zlib.crc32(agreement.label(gradients).encode())))
+        self.group = group
         self._prefix = f"hvd_compress.{agreement.label(gradients)}"
         self._plan = Untracked(plan(gradients, method, merge))
         self._tally = Untracked(tally)
         self._origin = [*group.world, zlib.crc32(to_spec(method).encode())]
         self.slots: dict[str, dict[str, tf.Variable]] = {}
 
-    def create(self) -> None:
+    def create(self) -> bool:
         """Make the variables. Whoever tracks the session must do so before, so that a checkpoint can restore them.
+
+        Returns:
+            Whether the state is a new one, not that of a checkpoint.
 
         Raises:
             StateError: If a checkpoint restores them that was saved by another rank, world size or method.
         """
-        outside_of_graphs(self._create)
+        return outside_of_graphs(self._create)
 
-    def _create(self) -> None:
-        self.origin = tf.Variable(self._origin, dtype=tf.int64, trainable=False, name="origin")
-        rank, size, method = map(int, self.origin.numpy())
+    def _create(self) -> bool:
+        self.origin = tf.Variable(_NOWHERE, dtype=tf.int64, trainable=False, name="origin")
+        found = self.origin.numpy().tolist()
+        if found != _NOWHERE:
+            self._check_origin(*found)
+        self.origin.assign(self._origin)
+        self.steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps")
+        for planned in self._plan.value:
+            self.slots[planned.bucket.key] = {
+                path: _variable(leaf, path) for path, leaf in flatten(self._initial(planned)).items()
+            }
+        return bool(found == _NOWHERE)
+
+    def _check_origin(self, rank: int, size: int, method: int) -> None:
         if [rank, size, method] != self._origin:
-            here = self._group.world
+            here = self.group.world
             by = "" if method == self._origin[2] else " by another method"
             raise StateError(
                 f"the checkpoint was saved on rank {rank} of {size}{by} and cannot be restored on rank {here.rank} of"
                 f" {here.size}: residuals belong to their rank and method; restore with as many ranks as were saved,"
                 " each from its own checkpoint"
             )
-        for planned in self._plan.value:
-            self.slots[planned.bucket.key] = {
-                path: tf.Variable(leaf, trainable=False, name=path, dtype=_variable_dtype(leaf))
-                for path, leaf in flatten(self._initial(planned)).items()
-            }
 
     def _initial(self, planned: Planned) -> State:
-        return planned.method.init(NumpyOps(), planned.bucket, self._group.world.size)
+        return planned.method.init(NumpyOps(), planned.bucket, self.group.world.size)
 
     def states(self) -> list[State]:
         """The states of all buckets, as they are now; their leaves are variables."""
         return [unflatten(self._initial(planned), self.slots[planned.bucket.key]) for planned in self._plan.value]
 
-    def build(self, gradients: list[Tensor]) -> Ready:
+    def fresh(self) -> dict[str, Leaves]:
+        """A new state, in the form of `read`."""
+        return {planned.bucket.key: flatten(self._initial(planned)) for planned in self._plan.value}
+
+    def roles(self) -> dict[str, dict[str, Role]]:
+        """What the leaves of the state mean to the ranks, in the form of `read`."""
+        return {planned.bucket.key: roles(self._initial(planned)) for planned in self._plan.value}
+
+    def kept(self, names: Sequence[Any]) -> list[Kept]:
+        """What is kept, for `hvd_compress.redistribution`.
+
+        Args:
+            names: Identities of the gradients, in the order of the session.
+        """
+        leaves = self.read()
+        return [Kept([names[i] for i in p.members], p.bucket, p.method, leaves[p.bucket.key]) for p in self._plan.value]
+
+    def read(self) -> dict[str, Leaves]:
+        """The state, as it is now: bucket, then leaf; counters as ints."""
+
+        def read() -> dict[str, Leaves]:
+            return {
+                key: {path: _read(self.slots[key][path], leaf) for path, leaf in leaves.items()}
+                for key, leaves in self.fresh().items()
+            }
+
+        return outside_of_graphs(read)
+
+    def write(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take over a state, of the form that `read` gives."""
+
+        def write() -> None:
+            for key, slot in self.slots.items():
+                for path, variable in slot.items():
+                    variable.assign(state[key][path])
+
+        outside_of_graphs(write)
+
+    def saved(self) -> SavedSession:
+        """The state, in the form that is written to files."""
+        return SavedSession(*self.group.world, int(outside_of_graphs(self.steps.numpy)), self.read())
+
+    def restore(self, saved: SavedSession) -> None:
+        """Take over a state that has been checked."""
+        outside_of_graphs(lambda: self.steps.assign(saved.steps))
+        self.write(saved.buckets)
+
+    def by_bucket(self) -> dict[str, Kept]:
+        """What is kept, by the keys of the buckets."""
+        return {kept.bucket.key: kept for kept in self.kept(range(self._count))}
+
+    def meet(self) -> None:
+        """In an elastic job, find out at the beginning of a step whether the ranks are still the same.
+
+        Raises:
+            DisagreementError: If a newcomer is not set up as the others are.
+        """
+        group = Group.of(self.group.process_set)
+        meeting = self._membership.value.meet(
+            group.world,
+            int(self.steps.numpy()),
+            lambda data, name: gather_bytes(data, name, group),
+            self._facts,
+            self.by_bucket,
+        )
+        self.group = group
+        if meeting is not None and meeting.leaves:
+            self.restore(SavedSession(*group.world, meeting.steps, meeting.leaves))
+
+    def build(self, gradients: list[Tensor], scale: Tensor | None = None, factor: float = 1.0) -> Ready:
         """Build the exchange of one step into the current graph.
 
         Args:
             gradients: One tensor for each gradient of the session.
+            scale: What they were multiplied by for their range; what is kept is in true units. None for nothing.
+            factor: What Horovod will multiply the sums by.
         """
-        finite = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients]
+        true = [_true(gradient, scale) for gradient in gradients]
+        finite = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in true]
         bad = tf.add_n([tf.cast(~ok, tf.int32) for ok in finite])
-        all_finite = tf.equal(perform(AllReduce(bad), f"{self._prefix}.finite", self._group), 0)
+        all_finite = tf.equal(perform(AllReduce(bad), f"{self._prefix}.finite", self.group), 0)
         carrier = tf.where(all_finite, tf.constant([1.0], tf.float64), np.nan)
 
         totals: list[Tensor | None] = [None] * len(gradients)
@@ -116,44 +213,104 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         sent = tf.constant(bad.dtype.size + carrier.dtype.size * len(gradients), tf.int64)
         for planned in self._plan.value:
             # A gradient that is not finite must not reach the method: it would spoil scales and its neighbours.
-            parts = [tf.where(finite[i], gradients[i], tf.zeros_like(gradients[i])) for i in planned.members]
+            parts = [tf.where(finite[i], true[i], tf.zeros_like(true[i])) for i in planned.members]
             pieces, more_changes, more_sent = self._exchange(planned, parts)
             for i, piece in zip(planned.members, pieces, strict=True):
-                totals[i] = piece
+                totals[i] = piece if scale is None else piece * tf.cast(scale, piece.dtype)
             changes += more_changes
             sent += more_sent
 
-        tf.cond(all_finite, lambda: tf.group(*[v.assign(value) for v, value in changes]), tf.no_op)
+        # What is refused in one bucket must not leave the others half-way: nothing counts before all totals are there.
+        with tf.control_dependencies([total for total in totals if total is not None]):
+            totals = [None if total is None else tf.identity(total) for total in totals]
+        good = tf.logical_and(all_finite, _fit(totals, gradients, scale, factor))
+        with tf.control_dependencies([total for total in totals if total is not None]):
+            tf.cond(good, lambda: tf.group(*[v.assign(value) for v, value in changes]), tf.no_op)
         size = sum(part.dtype.size * part.shape.num_elements() for part in totals if part is not None)
         self._tally.value.add(1, size, sent)
-        return Ready(totals, carrier)
+        self.steps.assign_add(1)
+        return Ready(totals, carrier, self.group.world.size)
 
     def _exchange(self, planned: Planned, parts: list[Tensor]) -> tuple[list[Tensor], list[Change], Tensor]:
         """Build the exchange of one bucket; gives the totals, the changes of state, and the payload bytes."""
         bucket, ops, variables = planned.bucket, TensorFlowOps(), self.slots[planned.bucket.key]
-        x = tf.concat([tf.reshape(tf.cast(part, bucket.dtype), [-1]) for part in parts], 0)
+        x = tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
         state = unflatten(self._initial(planned), {path: variable.read_value() for path, variable in variables.items()})
-        exchanging = planned.method.exchange(ops, bucket, tf.ensure_shape(x, [bucket.numel]), state, self._group.world)
-        exchanging = lower(exchanging, ops, self._group.world)
-        exchange, sent = drive(exchanging, f"{self._prefix}.{bucket.key}", self._group)
+        exchanging = planned.method.exchange(ops, bucket, tf.ensure_shape(x, [bucket.numel]), state, self.group.world)
+        exchanging = lower(exchanging, ops, self.group.world)
+        exchange, sent = drive(exchanging, f"{self._prefix}.{bucket.key}", self.group)
         pieces = zip(ops.split(exchange.total, bucket.sizes), bucket.shapes, strict=True)
         changes = [(variables[path], leaf) for path, leaf in flatten(exchange.state).items()]
         return [tf.reshape(piece, shape) for piece, shape in pieces], changes, sent
 
 
-def describe(tensor: Any, variable: Any) -> Gradient:
-    """Name, shape and dtype of a gradient, read off its variable.
+def precision(gradient: Tensor) -> str:
+    """What a gradient is computed in."""
+    return PRECISION[gradient.dtype.name]
 
-    The variable knows the shape even where the gradient does not, as after a conversion of IndexedSlices. Keras numbers
-    the names of layers by how many there were before in the process, which ranks and restarted jobs need not share, so
-    numbers are left out.
+
+def _true(gradient: Tensor, scale: Tensor | None) -> Tensor:
+    """A gradient in the precision that it is computed in, without the loss scale."""
+    gradient = tf.cast(gradient, precision(gradient))
+    return gradient if scale is None else gradient / tf.cast(scale, gradient.dtype)
+
+
+def _fit(totals: list[Tensor | None], gradients: list[Tensor], scale: Tensor | None, factor: float) -> Tensor:
+    """Whether the results, which are the same on all ranks, are in the range of their dtypes.
+
+    Asked only of those that can leave it: in 16 bits, or multiplied by a scale.
+    """
+    results = [
+        tf.cast(total * tf.cast(factor, total.dtype), gradient.dtype)
+        for total, gradient in zip(totals, gradients, strict=True)
+        if total is not None and (scale is not None or total.dtype != gradient.dtype)
+    ]
+    return tf.reduce_all([True, *[tf.reduce_all(tf.math.is_finite(result)) for result in results]])
+
+
+def agree(facts: bytes, group: Group) -> None:
+    """See to it that all ranks compress the same gradients in the same way.
+
+    Args:
+        facts: From `agreement.describe`.
+        group: The ranks.
 
     Raises:
-        GradientError: If the dtype cannot be compressed.
+        DisagreementError: If they do not.
     """
-    name = re.sub(r"_\d+(?=[/:]|$)", "", variable.name)
-    return gradient(name, tuple(variable.shape), tensor.dtype.name)
+    agreement.check(gather_bytes(facts, "hvd_compress.agreement", group))
 
 
-def _variable_dtype(leaf: Any) -> Any:
-    return tf.int64 if isinstance(leaf, int) else leaf.dtype
+def describe(tensor: Any, parameter: Any) -> Gradient:
+    """Name, shape and dtype of a gradient, read off its variable.
+
+    Raises:
+        GradientError: If the dtype cannot be compressed, or the shape is not known.
+    """
+    if not isinstance(parameter, str):
+        return gradient(name_of(parameter), tuple(parameter.shape), tensor.dtype.name)
+    if not tensor.shape.is_fully_defined():
+        raise GradientError(
+            f"the tensor {parameter!r} has shape {tensor.shape}, but state is kept for a shape that is known while the"
+            " graph is traced; set it with tf.ensure_shape, or use Compression.none or .fp16"
+        )
+    return gradient(parameter, tuple(tensor.shape), tensor.dtype.name)
+
+
+def name_of(variable: Any) -> str:
+    """A name for a variable that all ranks and restarted jobs share.
+
+    Keras numbers the names of layers by how many there were before in the process, so numbers are left out.
+    """
+    return re.sub(r"_\d+(?=[/:]|$)", "", variable.name)
+
+
+def _read(variable: tf.Variable, fresh: Any) -> Any:
+    return int(variable.numpy()) if isinstance(fresh, int) else variable.numpy()
+
+
+def _variable(leaf: Any, name: str) -> tf.Variable:
+    dtype = tf.int64 if isinstance(leaf, int) else leaf.dtype
+    # What a rank keeps as a server has another length when the number of ranks changes.
+    shape = tf.TensorShape([None] * np.ndim(leaf)) if agreement.elastic() else None
+    return tf.Variable(leaf, trainable=False, name=name, dtype=dtype, shape=shape)

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_compress.stats import Stats
+from hvd_compress.tensorflow.caller import in_session
 from hvd_compress.tensorflow.driver import outside_of_graphs
 
 
@@ -30,6 +31,8 @@ class Tally(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
 
     def add(self, steps: int, gradient_bytes: int, bytes_sent: Any) -> tf.Operation:
         """Count; gives the operation that does it."""
+        if in_session():
+            return tf.no_op()
         if self.counts is None:
             self.counts = outside_of_graphs(lambda: tf.Variable([0, 0, 0], dtype=tf.int64, trainable=False))
         return self.counts.assign_add(tf.stack([steps, gradient_bytes, tf.cast(bytes_sent, tf.int64)]))

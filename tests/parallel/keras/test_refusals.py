@@ -41,16 +41,37 @@ def test_compressors_are_horovods() -> None:
         hash(compression)
 
 
-def test_other_compression_on_one_rank() -> None:
-    message = refused(Tape(["topk:ratio=0.01", "topk:ratio=0.02"][hvd.rank() == 1]), DisagreementError)
-    assert "the method: rank 0 has 'topk', rank 1 has 'topk:ratio=0.02'" in message
+@pytest.mark.parametrize(
+    ("usual", "other"),
+    [("topk", "topk:ratio=0.02"), ("topk", "none"), ("none", "topk"), ("fp16", "none"), ("none", "int8")],
+)
+def test_other_compression_on_one_rank(usual: str, other: str) -> None:
+    """Of another method, kept state or not, or of other hyper-parameters."""
+    message = refused(Tape([usual, other][hvd.rank() == 1]), DisagreementError)
+    assert f"the method: rank 0 has {usual!r}, rank 1 has {other!r}" in message
 
 
-def test_other_shape_on_one_rank() -> None:
-    model = make_model()
+def other_variables(change: str) -> Any:
+    """Variables that differ on one rank: one more, another shape, another dtype, another order."""
+    shapes: list[tuple[int, ...]] = [(32, 40), (16, 10)]
+    kind = tf.float32
     if hvd.rank() == 1:
-        model = tf.keras.Sequential([tf.keras.layers.Dense(48, input_shape=(32,)), tf.keras.layers.Dense(10)])
-    assert "the parameters: rank 0 has" in refused(Tape("topk", model=model), DisagreementError)
+        shapes += [(3,)] if change == "more" else []
+        shapes[1] = (16, 12) if change == "shape" else shapes[1]
+        shapes = shapes[::-1] if change == "order" else shapes
+        kind = tf.float64 if change == "dtype" else kind
+    variables = [tf.Variable(tf.ones(shape, kind), name=f"v{shape[0]}") for shape in shapes]
+    return SimpleNamespace(trainable_variables=variables)
+
+
+@pytest.mark.parametrize("change", ["more", "shape", "dtype", "order"])
+@pytest.mark.parametrize("spec", ["topk", "none"])
+def test_other_variables_on_one_rank(spec: str, change: str) -> None:
+    def loss(model: Any, x: Any, y: Any) -> Any:
+        return tf.add_n([tf.cast(tf.reduce_sum(v * v), tf.float32) for v in model.trainable_variables])
+
+    message = refused(Tape(spec, model=other_variables(change), loss=loss), DisagreementError)
+    assert "the parameters: rank 0 has" in message
 
 
 def test_training_goes_on_after_a_refusal() -> None:
@@ -86,13 +107,34 @@ def test_adasum() -> None:
     assert "op=hvd.Adasum does not go with this compression" in message and "use op=hvd.Average" in message
 
 
-def test_direct_calls_need_a_method_without_state() -> None:
+def test_direct_calls_need_a_name() -> None:
     def allreduce_grads(grads: list[Any]) -> list[Any]:
         """A user's function may have the name of Horovod's."""
         return [hvd.allreduce(grad, compression=Compression.topk()) for grad in grads]
 
-    with pytest.raises(UnknownParameterError, match=r"outside of hvd\.DistributedOptimizer"):
+    with pytest.raises(UnknownParameterError, match=r"give it one, as in hvd\.allreduce\(tensor, name="):
         allreduce_grads([tf.ones(3)])
+    with pytest.raises(UnknownParameterError, match="give it one"):
+        hvd.grouped_allreduce([tf.ones(3)], compression=Compression.topk())
+    with pytest.raises(UnknownParameterError, match=r"outside of hvd\.DistributedOptimizer"):
+        hvd.reducescatter(tf.ones(4), compression=Compression.topk())
+
+
+@pytest.mark.parametrize("op", ["Adasum", "Min", "Max", "Product"])
+def test_direct_calls_only_sum(op: str) -> None:
+    with pytest.raises(UnsupportedError, match=rf"op=hvd\.{op} does not go with this compression"):
+        hvd.allreduce(tf.ones(3), name="not.summed", op=getattr(hvd, op), compression=Compression.topk())
+
+
+def test_direct_calls_know_the_shape() -> None:
+    @tf.function(input_signature=[tf.TensorSpec([None])])  # type: ignore[untyped-decorator]
+    def step(x: Any) -> Any:
+        return hvd.allreduce(x, name="shapeless", compression=Compression.topk())
+
+    with pytest.raises(GradientError, match=r"'shapeless' has shape \(None,\)"):
+        step(tf.ones(3))
+    with pytest.raises(GradientError, match="the gradient of 'whole' has dtype int32"):
+        hvd.allreduce(tf.ones(3, tf.int32), name="whole", compression=Compression.topk())
 
 
 def test_complex_gradients() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -118,6 +119,21 @@ class Tape:
     def weights(self) -> Arr:
         """All parameters, flat."""
         return weights(self.model)
+
+
+@functools.cache
+def trained_fit(spec: str = "topk:ratio=0.05", steps: int = 8) -> tuple[Arr, dict[str, Arr]]:
+    """Weights and state after training with `fit`, which other ways are compared with."""
+    compression = make(spec)
+    return weights(fit(compression, steps)), state_of(compression)
+
+
+def assert_same_state(compression: Any, expected: dict[str, Arr]) -> None:
+    """The same variables, bit for bit."""
+    state = state_of(compression)
+    assert state.keys() == expected.keys()
+    for path, leaf in state.items():
+        np.testing.assert_array_equal(leaf, expected[path], err_msg=path)
 
 
 def state_of(compression: Any) -> dict[str, Arr]:

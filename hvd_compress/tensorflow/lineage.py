@@ -1,0 +1,73 @@
+"""Which session goes on with what another one kept.
+
+When a layer is unfrozen, gradients come for another list of variables, and there is a new session. The graph of the old
+one may still be called, as where two lists take turns, so the old session stays. What counts once, such as a residual,
+moves to the new session; the old one begins anew with that part. So nothing is lost and nothing is sent twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from hvd_compress.redistribution import Kept, inherit
+from hvd_compress.roles import Role
+from hvd_compress.tensorflow.session import Session
+
+
+class Lineage:
+    """The sessions of a compressor, and whose variables are theirs: those that no later session has."""
+
+    def __init__(self) -> None:
+        self._sessions: list[tuple[Session, list[int]]] = []  # the latest first
+        self._numbers: dict[Hashable, int] = {}
+        self._next = count()
+
+    def add(self, heir: Session, names: Sequence[Hashable], fresh: bool) -> None:
+        """Add a session, which takes over what earlier ones of the same ranks kept.
+
+        Args:
+            heir: The new session.
+            names: Identities of its variables.
+            fresh: Whether its state is new: what a checkpoint has restored is complete.
+        """
+        numbers = [self._numbers.setdefault(name, next(self._next)) for name in names]
+        related = [pair for pair in self._sessions if _same_ranks(pair[0], heir) and set(pair[1]) & set(numbers)]
+        if fresh and related:
+            _hand_over(heir, numbers, related)
+        for _, earlier in related:
+            earlier[:] = [next(self._next) if number in numbers else number for number in earlier]
+        self._sessions.insert(0, (heir, numbers))
+
+
+def _hand_over(heir: Session, numbers: list[int], related: list[tuple[Session, list[int]]]) -> None:
+    """Move what the new session goes on with."""
+    formers = [session.kept(earlier) for session, earlier in related]
+    heirs = heir.kept(numbers)
+    every = [former for buckets in formers for former in buckets]
+    heir.write({kept.bucket.key: inherit(kept, every) for kept in heirs})
+    for (session, _), buckets in zip(related, formers, strict=True):
+        fresh, roles = session.fresh(), session.roles()
+        session.write({b.bucket.key: _rest(b, heirs, fresh[b.bucket.key], roles[b.bucket.key]) for b in buckets})
+
+
+def _rest(former: Kept, heirs: Sequence[Kept], fresh: Any, roles: dict[str, Role]) -> dict[str, Any]:
+    """What a bucket keeps when others have inherited from it: what is equal on all ranks, and what is not theirs."""
+    whole = any(tuple(h.names) == tuple(former.names) for h in heirs)
+    taken = np.repeat([any(name in h.names for h in heirs) for name in former.names], former.bucket.sizes)
+
+    def rest(path: str, leaf: Any) -> Any:
+        if roles[path] is Role.SHARED:
+            return leaf
+        if np.shape(leaf) == taken.shape:
+            return np.where(taken, fresh[path], leaf)
+        return fresh[path] if whole else leaf
+
+    return {path: rest(path, leaf) for path, leaf in former.leaves.items()}
+
+
+def _same_ranks(a: Session, b: Session) -> bool:
+    return bool(a.group.process_set.process_set_id == b.group.process_set.process_set_id)

@@ -1,0 +1,27 @@
+"""Run the tests of this folder under horovodrun: each controller, 2 ranks; in an environment with Keras 3.
+
+Use::
+
+    .venv-keras3/bin/python tests/keras3/run.py [controller]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from launching import CONTROLLERS  # noqa: E402
+from parallel.run import run  # noqa: E402
+
+
+def main(*chosen: str) -> int:
+    """Run the jobs."""
+    results = [run(str(HERE), controller, 2, whole=True) for controller in chosen or CONTROLLERS]
+    return not all(results)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,130 @@
+"""Other lists of variables: layers that are unfrozen, lists that take turns, several models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import horovod.tensorflow as hvd
+import horovod.tensorflow.keras as hvd_keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from parallel.keras.training import (
+    LOSS,
+    Arr,
+    assert_ranks_equal,
+    batches,
+    everyone,
+    fit,
+    make_model,
+    state_of,
+    trained_fit,
+    weights,
+)
+
+from hvd_compress.tensorflow import Compression
+
+SHAPES = {"a": (32, 40), "b": (40, 32), "c": (64, 20)}
+
+
+class Lists:
+    """Gradients that are told, summed for any list of the same variables."""
+
+    def __init__(self, spec: str) -> None:
+        self.compression = Compression.parse(spec, merge=1)
+        self._variables = {name: tf.Variable(tf.zeros(shape), name=name) for name, shape in SHAPES.items()}
+        self._rng = np.random.default_rng(hvd.rank())
+        self.given = self.got = 0.0
+
+    def sum(self, names: str, scale: float = 1.0) -> list[Arr]:
+        """One step for some of the variables, with positive gradients; counts what went in and what came out."""
+        variables = [self._variables[name] for name in names]
+        gradients = [self._rng.uniform(0, scale, v.shape).astype(np.float32) for v in variables]
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(v * g) for v, g in zip(variables, gradients, strict=True)])
+        tape = hvd.DistributedGradientTape(tape, compression=self.compression, op=hvd.Sum)
+        totals = [total.numpy() for total in tape.gradient(loss, variables)]
+        self.given += float(sum(g.astype(float).sum() for g in gradients))
+        self.got += float(sum(total.astype(float).sum() for total in totals))
+        return totals
+
+    def residuals(self) -> list[Arr]:
+        """Of the sessions, in the order in which they came: flat, from the last variable to the first."""
+        return [leaf for path, leaf in state_of(self.compression).items() if path.endswith("residual")]
+
+
+def test_a_new_list_goes_on_with_what_was_kept() -> None:
+    """The residual moves, so it is not sent twice if the old list comes again; steps count on."""
+    job = Lists("topk:ratio=0.05,start=2")
+    for _ in range(3):
+        job.sum("ab")
+    (before,) = job.residuals()
+    totals = job.sum("abc", scale=0.0)
+    assert sum(map(np.count_nonzero, totals)) < 0.15 * sum(total.size for total in totals)  # no dense steps again
+    old, new = job.residuals()
+    rest = new[-before.size :]
+    assert not old.any()
+    assert ((rest == before) | (rest == 0)).all() and (rest == before).mean() > 0.85
+
+
+def test_nothing_is_lost_or_sent_twice() -> None:
+    """Whatever lists take turns: what came out and what is kept add up to what went in."""
+    job = Lists("topk:ratio=0.05")
+    for names in ("ab", "abc", "ab", "bc", "abc", "ab"):
+        job.sum(names)
+    kept = float(sum(residual.astype(float).sum() for residual in job.residuals()))
+    assert len(job.residuals()) == 3
+    assert sum(everyone(kept)) > 0.1 * sum(everyone(job.given))
+    assert job.got + sum(everyone(kept)) == pytest.approx(sum(everyone(job.given)), rel=1e-5)
+
+
+def test_a_checkpoint_has_the_last_word(tmp_path: Path) -> None:
+    """A list that comes again after a restart goes on with what was saved, not with what a shorter list kept."""
+    job, second = Lists("topk:ratio=0.05"), Lists("topk:ratio=0.05")
+    job.sum("ab")
+    job.sum("abc")
+    path = tf.train.Checkpoint(compression=job.compression).write(str(tmp_path / "saved"))
+    second.sum("ab")
+    tf.train.Checkpoint(compression=second.compression).restore(path).expect_partial()
+    for total, expected in zip(second.sum("abc", scale=0.0), job.sum("abc", scale=0.0), strict=True):
+        np.testing.assert_array_equal(total, expected)
+
+
+def test_a_layer_is_unfrozen() -> None:
+    """Keras compiles the model again; the compressor goes on."""
+    compression = Compression.topk(ratio=0.05)
+    model = make_model()
+    model.layers[0].trainable = False
+    fit(compression, 4, model=model)
+    (before,) = [leaf for path, leaf in state_of(compression).items() if path.endswith("residual")]
+    frozen = model.layers[0].kernel.numpy()
+    model.layers[0].trainable = True
+    fit(compression, 4, model=model)
+    first, *others = [leaf for path, leaf in state_of(compression).items() if path.endswith("residual")]
+    assert before.any() and not first.any() and all(other.any() for other in others)
+    np.testing.assert_array_equal(frozen, make_model().layers[0].kernel)
+    assert not np.array_equal(frozen, model.layers[0].kernel)
+    assert compression.stats().steps == 8
+    assert_ranks_equal(weights(model))
+
+
+def test_two_models_are_fitted_in_turns() -> None:
+    compression = Compression.topk(ratio=0.05)
+    models = [compiled(compression) for _ in range(2)]
+    x, y = batches(8)
+    for half in (slice(0, 64), slice(64, 128)):
+        models[0].fit(x[half], y[half], batch_size=16, verbose=0, shuffle=False)
+        models[1].fit(x[half] + 1, y[half], batch_size=16, verbose=0, shuffle=False)
+    expected, _ = trained_fit()
+    np.testing.assert_array_equal(weights(models[0]), expected)
+    assert_ranks_equal(weights(models[1]))
+    assert len(compression.sessions) == 2
+
+
+def compiled(compression: Any) -> Any:
+    """A model with a compressed optimizer."""
+    model = make_model()
+    optimizer = hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(0.1, momentum=0.9), compression=compression)
+    model.compile(optimizer=optimizer, loss=LOSS)
+    return model
