@@ -1,9 +1,9 @@
-"""Ranks that come and go: who is there is asked at the beginning of each step of an elastic job.
+"""Ranks that come and go, in an elastic job.
 
 Horovod tells a compressor nothing of ranks that are lost or join, and a new rank cannot know what the others have gone
-through. So every rank says in each step which set of ranks it has exchanged with last. Where that is not the same set
-for all, states are dealt out anew: survivors keep what is theirs, newcomers start clean, and what must be equal on all
-ranks is taken from one survivor.
+through. So at the beginning of a step (of each, where a driver cannot tell that Horovod was started anew) every rank says which set
+of ranks it has exchanged with last. Where that is not the same set for all, states are dealt out anew: survivors keep
+what is theirs, newcomers start clean, and what must be equal on all ranks is taken from one survivor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hvd_compress.state import flatten, roles
 Gather: TypeAlias = Callable[[bytes, str], bytes]
 """Joins the bytes of all ranks, in the order of ranks, under a name."""
 
-_ROLL = struct.Struct("<6q")
+_ROLL = struct.Struct("<5q")
 _LENGTH = struct.Struct("<q")
 
 
@@ -32,15 +32,13 @@ class Roll(NamedTuple):
         token: Number of the set of ranks that it has exchanged with last; 0 for a newcomer.
         rank: Its number in that set.
         size: How many they were.
-        whole: 1, or 0 if its last step was broken off.
         label: Of its parameters.
-        steps: That it has done.
+        steps: That it has done: fewer than others if it broke off a step which they could finish.
     """
 
     token: int
     rank: int
     size: int
-    whole: int
     label: int
     steps: int
 
@@ -65,11 +63,7 @@ class Membership:
     """
 
     def __init__(self, label: int) -> None:
-        self._roll = Roll(0, 0, 0, 1, label, 0)
-
-    def broken_off(self) -> None:
-        """Take down that a step was not finished: other ranks may have gone further."""
-        self._roll = self._roll._replace(whole=0)
+        self._roll = Roll(0, 0, 0, label, 0)
 
     def meet(
         self, world: World, steps: int, gather: Gather, facts: bytes, kept: Callable[[], Mapping[str, Kept]]
@@ -91,14 +85,12 @@ class Membership:
         """
         mine = self._roll._replace(steps=steps)
         rolls = [Roll(*row) for row in _ROLL.iter_unpack(gather(_ROLL.pack(*mine), "hvd_compress.roll"))]
-        if rolls[0].token and rolls == [
-            rolls[0]._replace(rank=rank, size=world.size, whole=1) for rank in range(world.size)
-        ]:
+        if rolls[0].token and rolls == [rolls[0]._replace(rank=rank, size=world.size) for rank in range(world.size)]:
             return None
         agreement.check(gather(facts, "hvd_compress.agreement"))
         first = max(rolls, key=lambda roll: roll.token)
         dealt = _dealt_out(kept(), rolls, world, gather) if first.token else {}
-        self._roll = Roll(first.token + 1, *world, 1, mine.label, 0)
+        self._roll = Roll(first.token + 1, *world, mine.label, 0)
         return Meeting(first.steps, dealt)
 
 

@@ -134,7 +134,6 @@ def test_a_step_that_one_rank_broke_off() -> None:
     behind = workers[2].state
     step(workers, 1)
     workers[2].state, workers[2].steps = behind, 1
-    workers[2].membership.broken_off()
     totals = step(workers, 2)
     assert all(np.array_equal(total, totals[0]) for total in totals)
     step(workers, 3)

@@ -27,13 +27,10 @@ from hvd_compress.tensorflow import Compression
 
 LOSSY = [
     "topk:ratio=0.01",
-    "topk:ratio=0.01,values=fp16,dense=fp16",
     "topk:ratio=0.01,start=3,warmup=8",
     "randomk:ratio=0.05",
     "int8",
-    "fp16:feedback=on",
     "powersgd:rank=2",
-    "acpsgd:rank=2",
     "loco",
 ]
 

@@ -8,7 +8,7 @@ from typing import Any
 import horovod.torch as hvd
 import pytest
 import torch
-from parallel.pytorch.training import Job, assert_ranks_equal, everyone, leaves_of
+from parallel.pytorch.training import SIZE, Job, assert_ranks_equal, everyone, leaves_of
 from torch import Tensor, nn
 
 from hvd_compress.collectives import AllGather, AllReduce, Collective
@@ -23,7 +23,9 @@ def ends_in(value: int) -> Damage:
     return lambda payload: torch.cat([payload[:-2], payload.new_tensor([value, value])])
 
 
-LENGTH, INDEX = "a payload is not as long as what it holds", "rank 1 sent indices that do not ascend within 0 .. 2047"
+LAST = SIZE - 1  # behind its payload nothing follows that could be taken for a part of it
+LENGTH = "a payload is not as long as what it holds"
+INDEX = f"rank {LAST} sent indices that do not ascend within 0 .. 2047"
 
 FAULTS: dict[str, list[tuple[Damage, str]]] = {
     "topk:ratio=0.05": [
@@ -66,7 +68,7 @@ def test_a_damaged_payload_is_refused_by_all_and_leaves_no_trace(spec: str, monk
         before = leaves_of(job.compression)
 
         def launch(message: Collective, name: str, group: Any, damage: Damage = damage) -> Any:
-            if carries_indices(message) and hvd.rank() == 1:
+            if carries_indices(message) and hvd.rank() == LAST:
                 message = message._replace(array=damage(message.array))
             return original(message, name, group)
 
