@@ -1,9 +1,9 @@
 """Ranks that come and go, in an elastic job.
 
 Horovod tells a compressor nothing of ranks that are lost or join, and a new rank cannot know what the others have gone
-through. So at the beginning of a step (of each, where a driver cannot tell that Horovod was started anew) every rank says which set
-of ranks it has exchanged with last. Where that is not the same set for all, states are dealt out anew: survivors keep
-what is theirs, newcomers start clean, and what must be equal on all ranks is taken from one survivor.
+through. So at the beginning of a step (of each, where a driver cannot tell that Horovod was started anew) every rank
+says which set of ranks it has exchanged with last. Where that is not the same set for all, states are dealt out anew:
+survivors keep what is theirs, newcomers start clean, and what must be equal on all ranks is taken from one survivor.
 """
 
 from __future__ import annotations
