@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -35,6 +36,7 @@ from hvd_compress.tensorflow.tally import Tally, Untracked
 Tensor: TypeAlias = Any
 
 _serial = count(1)
+_MARK = "_hvd_compress_number"
 
 
 class Ticket(NamedTuple):
@@ -77,6 +79,7 @@ class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neit
         self.sessions: dict[str, Session] = {}
         self.tally = Tally()
         self._names: Untracked = Untracked({})  # of sessions, by ranks and variables
+        self._ordinals: Untracked = Untracked({})  # by label, the next one
         self._lineage: Untracked = Untracked(Lineage())
         self._agreed: Untracked = Untracked(set())  # the lists of variables that a method without a state has seen
         self._scale: Untracked = Untracked(None)  # reads the loss scale, if `follow` said how
@@ -208,7 +211,7 @@ class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neit
             return self.sessions[self._names.value[key]]
         facts = [describe(gradient, parameter) for gradient, parameter in pairs]
         label = agreement.label(facts)
-        name = f"{label}_{sum(known.startswith(label) for known in self.sessions)}"
+        name = f"{label}_{next(self._ordinals.value.setdefault(label, count()))}"
         session = Session(self.method, self.merge, facts, Group.of(call.process_set), self.tally)
         self.sessions[name] = session
         fresh = session.create()
@@ -218,6 +221,9 @@ class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neit
             self._loaded.value.forget(name)
         self._lineage.value.add(session, key[1:], fresh and saved is None)
         self._names.value[key] = name
+        for _, parameter in pairs:
+            if not isinstance(parameter, str):
+                weakref.finalize(parameter, _dismiss, weakref.ref(self), key).atexit = False
         return session
 
     def _scale_of(self, call: Call) -> Tensor | None:
@@ -274,8 +280,24 @@ def _dense(call: Call) -> list[int]:
 
 def _key(call: Call, pairs: list[tuple[Tensor, Any]]) -> tuple[Any, ...]:
     """What makes a session: the ranks, and the variables or, in direct calls, names, shapes and dtypes."""
-    names = [(p, str(g.shape), g.dtype) if isinstance(p, str) else p.ref() for g, p in pairs]
+    names = [(p, str(g.shape), g.dtype) if isinstance(p, str) else _number(p) for g, p in pairs]
     return (call.process_set.process_set_id, *names)
+
+
+def _number(variable: Any) -> int:
+    """What tells a variable from all others in this process. A reference would keep it alive."""
+    if not hasattr(variable, _MARK):
+        setattr(variable, _MARK, next(_serial))
+    return int(getattr(variable, _MARK))
+
+
+def _dismiss(reference: weakref.ref[TensorFlowCompressor], key: tuple[Any, ...]) -> None:
+    """Let go of a session whose variables are no more: Horovod keeps the compressor itself for good."""
+    compressor = reference()
+    name = None if compressor is None else compressor._names.value.pop(key, None)
+    if compressor is not None and name is not None:
+        compressor._lineage.value.drop(compressor.sessions[name])
+        compressor.sessions = {other: session for other, session in compressor.sessions.items() if other != name}
 
 
 def _position(tensor: Tensor, gradients: list[Any]) -> int:

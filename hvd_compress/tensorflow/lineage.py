@@ -42,6 +42,10 @@ class Lineage:
             earlier[:] = [next(self._next) if number in numbers else number for number in earlier]
         self._sessions.insert(0, (heir, numbers))
 
+    def drop(self, session: Session) -> None:
+        """Forget a session."""
+        self._sessions = [pair for pair in self._sessions if pair[0] is not session]
+
 
 def _hand_over(heir: Session, numbers: list[int], related: list[tuple[Session, list[int]]]) -> None:
     """Move what the new session goes on with."""

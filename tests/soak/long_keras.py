@@ -1,4 +1,7 @@
-"""One rank of a long job (TensorFlow): as the one of PyTorch, with traces and variables that come and go."""
+"""One rank of a long job (TensorFlow): many steps, methods and shapes in turns, and a fault now and then.
+
+Unlike in the job of PyTorch, models live as long as the job: Horovod itself keeps what it has traced for a model.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ JOBS = {"topk:ratio=0.05": 40, "powersgd:rank=2": 72, "int8": 48, "efsignsgd:two
 """Methods, and the width of the model that each of them trains."""
 
 FAULT_EVERY = 61
-ROUNDS = 3
+ROUNDS = 10
 
 
 def make_model(width: int, seed: int) -> Any:
@@ -33,32 +36,48 @@ def make_model(width: int, seed: int) -> Any:
     return model
 
 
-def train(method: str, width: int, begin: int, steps: int) -> tuple[bool, int]:
-    """Train a new model; gives whether the ranks are equal at the end, and how many faults were injected."""
-    model, compression = make_model(width, begin), Compression.parse(method)
-    optimizer = tf.keras.optimizers.SGD(0.02)
+class Job:
+    """A model in training.
 
-    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
-    def reduced(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = LOSS(y, model(x))
-        return hvd.DistributedGradientTape(tape, compression=compression).gradient(loss, model.trainable_variables)
+    Args:
+        method: Spec of the compression.
+        width: Of the model.
+    """
 
-    faults = 0
-    for step in range(begin, begin + steps):
-        x = np.random.default_rng([hvd.rank(), step]).standard_normal((16, 32)).astype(np.float32)
-        y, bad = x[:, :10].argmax(1), step % FAULT_EVERY == 0
-        faults += bad
-        if bad and hvd.rank() == step % hvd.size():
-            x[3, 3] = np.nan
-        size = 16 if step % 50 else 9  # a last batch of another size
-        gradients = reduced(tf.constant(x[:size]), tf.constant(y[:size]))
-        if all(np.isfinite(gradient).all() for gradient in gradients) == bad:
-            raise AssertionError(f"step {step}: a gradient that is not finite on one rank must be seen by all")
-        if not bad:
-            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-    weights = np.concatenate([v.numpy().ravel() for v in model.trainable_variables])
-    return bool((hvd.allgather(weights[None]).numpy() == weights).all()), faults
+    def __init__(self, method: str, width: int) -> None:
+        self.model, compression = make_model(width, seed=width), Compression.parse(method)
+        self._optimizer = tf.keras.optimizers.SGD(0.02)
+
+        @tf.function  # type: ignore[untyped-decorator]
+        def reduced(x: Any, y: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = LOSS(y, self.model(x))
+            tape = hvd.DistributedGradientTape(tape, compression=compression)
+            return tape.gradient(loss, self.model.trainable_variables)
+
+        self._reduced = reduced
+
+    def train(self, steps: range) -> int:
+        """Make some steps; gives how many faults were injected."""
+        faults = 0
+        for step in steps:
+            x = np.random.default_rng([hvd.rank(), step]).standard_normal((16, 32)).astype(np.float32)
+            y, bad = x[:, :10].argmax(1), step % FAULT_EVERY == 0
+            faults += bad
+            if bad and hvd.rank() == step % hvd.size():
+                x[3, 3] = np.nan
+            size = 16 if step % 50 else 9  # a last batch of another size
+            gradients = self._reduced(tf.constant(x[:size]), tf.constant(y[:size]))
+            if all(np.isfinite(gradient).all() for gradient in gradients) == bad:
+                raise AssertionError(f"step {step}: a gradient that is not finite on one rank must be seen by all")
+            if not bad:
+                self._optimizer.apply_gradients(zip(gradients, self.model.trainable_variables, strict=True))
+        return faults
+
+    def equal(self) -> bool:
+        """Whether all ranks hold the same bits, and all of them are finite."""
+        weights = np.concatenate([v.numpy().ravel() for v in self.model.trainable_variables])
+        return bool((hvd.allgather(weights[None]).numpy() == weights).all())
 
 
 def variables() -> int:
@@ -70,20 +89,19 @@ def main(steps: int) -> None:
     """Train round after round."""
     hvd.init()
     each = -(-steps // (ROUNDS * len(JOBS)))
+    jobs = [Job(method, width) for method, width in JOBS.items()]
     done = faults = 0
-    equal = True
     memory: list[float] = []
     counts: list[int] = []
     while done < steps:
-        for method, width in JOBS.items():
-            same, more = train(method, width, done, each)
-            equal, faults, done = equal and same, faults + more, done + each
-        tf.keras.backend.clear_session()
+        for job in jobs:
+            faults, done = faults + job.train(range(done, done + each)), done + each
         gc.collect()
         memory.append(resident_mb())
         counts.append(variables())
     left = f"{counts[0]} -> {counts[-1]} variables"
-    reports = everyone(Report(done, faults, memory, left, equal and counts[-1] <= counts[0]))
+    ok = all(job.equal() for job in jobs) and counts[-1] == counts[0]
+    reports = everyone(Report(done, faults, memory, left, ok))
     if hvd.rank() == 0:
         Report.together(reports).write(sys.argv[2])
 

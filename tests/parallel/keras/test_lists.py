@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import tensorflow as tf
 from parallel.keras.training import (
     LOSS,
     Arr,
+    Tape,
     assert_ranks_equal,
     batches,
     everyone,
@@ -128,3 +130,15 @@ def compiled(compression: Any) -> Any:
     optimizer = hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(0.1, momentum=0.9), compression=compression)
     model.compile(optimizer=optimizer, loss=LOSS)
     return model
+
+
+def test_models_that_are_gone_leave_nothing_behind() -> None:
+    """Horovod keeps every compressor that it has met; a session goes with the variables of its model."""
+    compression = Compression.topk(ratio=0.05)
+    Tape(compression).run(1)
+    assert len(compression.sessions) == 1
+    gc.collect()
+    assert not compression.sessions
+    job = Tape(compression).run(1)
+    (name,) = compression.sessions
+    assert name.endswith("_1") and job.compression is compression  # numbered alike on all ranks, whoever collects first
