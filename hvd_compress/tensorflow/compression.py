@@ -189,6 +189,8 @@ class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neit
         if self._built.value is not None and self._built.value[0] is call.source:
             earlier: Ready = self._built.value[1]
             return earlier
+        if agreement.elastic():
+            _check_elastic(call)
         present = _dense(call)
         assert call.parameters is not None
         agreement.refuse_momentum(self.method, lambda: caller.momentum(call.optimizer))
@@ -271,6 +273,14 @@ class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neit
 def _shared(call: Call) -> bool:
     """Whether this rank reduces anything with others."""
     return bool(call.process_set.included() and (call.process_set.size() > 1 or agreement.elastic()))
+
+
+def _check_elastic(call: Call) -> None:
+    """Refuse what an elastic job has no way for."""
+    if call.direct:
+        agreement.refuse_elastic("direct calls of hvd.allreduce")
+    if call.process_set is not hvd.global_process_set:
+        agreement.refuse_elastic("process sets")
 
 
 def _dense(call: Call) -> list[int]:

@@ -10,7 +10,7 @@ import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from parallel.keras.training import LOSS, Tape, batches, everyone, make_model
+from parallel.keras.training import EVEN, LOSS, ODD, Tape, batches, everyone, make_model
 
 from hvd_compress.collectives import AllGather, AllReduce, AllToAll, Broadcast
 from hvd_compress.errors import (
@@ -135,6 +135,15 @@ def test_direct_calls_know_the_shape() -> None:
         step(tf.ones(3))
     with pytest.raises(GradientError, match="the gradient of 'whole' has dtype int32"):
         hvd.allreduce(tf.ones(3, tf.int32), name="whole", compression=Compression.topk())
+
+
+def test_elastic_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    with pytest.raises(UnsupportedError, match=r"direct calls of hvd\.allreduce") as error:
+        hvd.allreduce(tf.ones(3), name="elastic.x", compression=Compression.topk())
+    assert everyone(str(error.value)) == [str(error.value)] * hvd.size()
+    job = Tape("topk", process_set=EVEN if hvd.rank() % 2 == 0 else ODD)
+    assert "process sets do not go with this compression in an elastic job" in refused(job, UnsupportedError)
 
 
 def test_complex_gradients() -> None:

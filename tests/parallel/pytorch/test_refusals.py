@@ -8,7 +8,7 @@ from typing import Any
 import horovod.torch as hvd
 import pytest
 import torch
-from parallel.pytorch.training import Job, everyone, make_model
+from parallel.pytorch.training import EVEN, ODD, Job, everyone, make_model
 from torch import nn
 
 from hvd_compress.errors import (
@@ -132,6 +132,8 @@ def test_elastic_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedError, match=r"direct calls of hvd\.allreduce") as error:
         hvd.allreduce(torch.ones(3), name="elastic.x", compression=Compression.topk())
     assert everyone(str(error.value)) == [str(error.value)] * hvd.size()
+    job = Job("topk", process_set=EVEN if hvd.rank() % 2 == 0 else ODD)
+    assert "process sets do not go with this compression in an elastic job" in refused(job, UnsupportedError)
 
 
 @pytest.mark.parametrize("name", ["none", "fp16"])
