@@ -145,6 +145,13 @@ def test_what_travels_is_enough(spec: str) -> None:
         assert all(np.array_equal(ends[0][path], ends[1][path]) for path in ends[0])
 
 
+def test_the_part_of_a_rank_that_missed_a_change_is_left_out() -> None:
+    """It was the third of three, where the others have been two since."""
+    left = [Former({"served": np.array([5.0])}, 0, 0), Former({"served": np.array([7.0])}, 2, 1)]
+    new = redistribute({"served": np.zeros(1)}, {"served": Role.SERVED}, 1, left, 2, World(0, 2))
+    np.testing.assert_array_equal(new["served"], [5.0])
+
+
 def kept(method: Method, names: list[str], shapes: list[tuple[int, ...]], state: dict[str, Any] | None = None) -> Kept:
     bucket = bucket_of(*shapes)
     return Kept(names, bucket, method, state or leaves(method.init(OPS, bucket, 2)))
