@@ -223,9 +223,11 @@ class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neit
             self._loaded.value.forget(name)
         self._lineage.value.add(session, key[1:], fresh and saved is None)
         self._names.value[key] = name
-        for _, parameter in pairs:
-            if not isinstance(parameter, str):
-                weakref.finalize(parameter, _dismiss, weakref.ref(self), key).atexit = False
+        variables = [parameter for _, parameter in pairs if not isinstance(parameter, str)]
+        left = {_number(variable) for variable in variables}
+        for variable in variables:
+            gone = weakref.finalize(variable, _dismiss, weakref.ref(self), key, left, _number(variable))
+            gone.atexit = False
         return session
 
     def _scale_of(self, call: Call) -> Tensor | None:
@@ -301,10 +303,11 @@ def _number(variable: Any) -> int:
     return int(getattr(variable, _MARK))
 
 
-def _dismiss(reference: weakref.ref[TensorFlowCompressor], key: tuple[Any, ...]) -> None:
-    """Let go of a session whose variables are no more: Horovod keeps the compressor itself for good."""
+def _dismiss(reference: weakref.ref[TensorFlowCompressor], key: tuple[Any, ...], left: set[int], number: int) -> None:
+    """Let go of a session when the last of its variables is no more: Horovod keeps the compressor itself for good."""
+    left.discard(number)
     compressor = reference()
-    name = None if compressor is None else compressor._names.value.pop(key, None)
+    name = None if compressor is None or left else compressor._names.value.pop(key, None)
     if compressor is not None and name is not None:
         compressor._lineage.value.drop(compressor.sessions[name])
         compressor.sessions = {other: session for other, session in compressor.sessions.items() if other != name}

@@ -137,10 +137,11 @@ class TorchCompressor(Compressor):  # type: ignore[misc]  # Horovod is not typed
         elif caller.process_set(optimizer) is not caller.EVERYONE:
             agreement.refuse_elastic("process sets")
         agreement.refuse_momentum(self.method, lambda: caller.momentum(optimizer))
+        label = agreement.label([Gradient(name, (), "") for name, _ in members])
         session = self._make(
             [Member(id(p), name, p) for name, p in members],
             group,
-            agreement.label([Gradient(name, (), "") for name, _ in members]),
+            self._sessions.label(label, {id(p) for _, p in members}),
             caller.full_carrier(optimizer),
         )
         self._sessions.begin(optimizer, session)
@@ -166,7 +167,6 @@ class TorchCompressor(Compressor):  # type: ignore[misc]  # Horovod is not typed
         return agreement.describe(self.method, self.merge, facts)
 
     def _make(self, members: Sequence[Member], group: Group, label: str, full: Callable[[int], float]) -> Session:
-        label = self._sessions.unused(label, {member.key for member in members})
         return Session(self.method, self.merge, members, group, self._meter, label, self._scale, full)
 
     def _restored(self, session: Session) -> Session:

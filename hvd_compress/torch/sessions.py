@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable, Iterator, Set
-from itertools import chain, count
+from itertools import count
 from typing import Any
 
 from hvd_compress.errors import UnsupportedError
@@ -23,6 +23,7 @@ class Sessions:
         self._all: list[Session] = []
         self._of: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
         self._of_calls: dict[Hashable, Session] = {}
+        self._numbers: dict[str, count[int]] = {}
         self._agreed: weakref.WeakKeyDictionary[Any, object] = weakref.WeakKeyDictionary()
 
     def __iter__(self) -> Iterator[Session]:
@@ -37,13 +38,17 @@ class Sessions:
         """The session of a direct call, if it has begun."""
         return self._of_calls.get(key)
 
-    def unused(self, label: str, keys: Set[int]) -> str:
+    def label(self, label: str, keys: Set[int]) -> str:
         """A label for a new session over some parameters, of which two models may have the same names.
 
-        The same again if it takes over from the one that has it, otherwise with a number.
+        That of the session that it takes over from, otherwise with the next number. The same on all ranks, as it does
+        not depend on what has been collected as garbage.
         """
-        taken = {session.label for session in self._all if session.living() - keys}
-        return next(name for name in chain([label], (f"{label}.{i}" for i in count(1))) if name not in taken)
+        for session in self._all:
+            if session.label.partition(".")[0] == label and session.living() & keys:
+                return session.label
+        number = next(self._numbers.setdefault(label, count()))
+        return f"{label}.{number}" if number else label
 
     def begin(self, optimizer: Any, session: Session) -> None:
         """Add the session of an optimizer; it takes over what other sessions have kept of its parameters.

@@ -221,3 +221,16 @@ def test_a_step_that_was_given_up_leaves_no_trace(spec: str, options: dict[str, 
     for path, leaf in leaves_of(calm.compression).items():
         assert torch.equal(leaf, leaves_of(given_up.compression)[path]), path
     assert_ranks_equal(given_up.weights)
+
+
+def test_names_do_not_depend_on_what_was_collected() -> None:
+    """One rank has forgotten a model of the same names, the others have not: collectives still find each other."""
+    compression = Compression.topk(ratio=0.05)
+    first = Job(compression).run(1)
+    kept = [first] if hvd.rank() else []
+    del first
+    gc.collect()
+    second = Job(compression).run(2)
+    labels = [session.label for session in compression._sessions]
+    assert labels[-1].endswith(".1") and len(labels) == 1 + len(kept)
+    assert_ranks_equal(second.weights)
