@@ -8,7 +8,7 @@ from typing import Any
 import horovod.torch as hvd
 import pytest
 import torch
-from parallel.pytorch.training import SIZE, Job, assert_ranks_equal, batch, everyone, make_model
+from parallel.pytorch.training import Job, assert_ranks_equal, batch, everyone, make_model
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -64,7 +64,6 @@ def test_shared_weights() -> None:
     assert_as_plain(make)
 
 
-@pytest.mark.skipif(SIZE == 3, reason="compiling is slow, and two ranks show as much")
 def test_compiled_model() -> None:
     def make(compression: Any) -> Job:
         return Job(compression, torch.compile(make_model(), backend="aot_eager"))  # type: ignore[arg-type]
