@@ -186,8 +186,7 @@ class Session:
         """Give out a result; the first call of a step completes all exchanges, the last one ends the step."""
         with self._meter.time("decode"):
             if not self._factors:
-                caller.check_not_in_scaler()
-                self._check_presence(carrier)
+                self._check(carrier)
                 self._complete()
             factor = carrier.reshape(()) / self.group.world.size
             self._factors.append(factor)
@@ -207,9 +206,13 @@ class Session:
             self._peaks.append(torch.linalg.vector_norm(result, ord=torch.inf).double())
         return result
 
-    def _check_presence(self, carrier: Tensor) -> None:
-        """Look for ranks that have left by ``hvd.join()``, which gathering would not survive."""
+    def _check(self, carrier: Tensor) -> None:
+        """Look for a step that cannot be right, and for ranks that have left, which gathering would not survive.
+
+        What is on its way is brought to its end, as the next step will use the same names.
+        """
         try:
+            caller.check_not_in_scaler()
             self._presence.check(carrier)
         except UnsupportedError:
             self.abort()
