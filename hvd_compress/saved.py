@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from hvd_compress.collectives import World
 from hvd_compress.errors import StateError
+from hvd_compress.group import Group
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.redistribution import Former, Kept, Leaves, redistribute
 from hvd_compress.roles import Role
@@ -92,6 +93,18 @@ def from_dict(state: Any, convert: Callable[[Any], Any]) -> Saved:
         raise StateError(f"this state of a compressor is damaged: {error!r}; take another one") from error
 
 
+class Restorable(Protocol):
+    """A session of an adapter."""
+
+    group: Group
+
+    def by_bucket(self) -> Mapping[str, Kept]:
+        """The states of all buckets."""
+
+    def restore(self, saved: SavedSession) -> None:
+        """Take over states that have been checked."""
+
+
 class Loaded:
     """States that were loaded and wait for the optimizers that they belong to."""
 
@@ -124,6 +137,19 @@ class Loaded:
     def forget(self, name: str) -> None:
         """Let go of what a session has taken over."""
         self._saved = [s._replace(sessions={n: v for n, v in s.sessions.items() if n != name}) for s in self._saved]
+
+    def give(self, sessions: Mapping[str, Restorable]) -> set[str]:
+        """Give sessions what was saved of them, all or none; tells which of them got something.
+
+        Raises:
+            StateError: If something does not fit.
+        """
+        found = {name: self.find(name, s.by_bucket(), s.group.world) for name, s in sessions.items()}
+        given = {name: saved for name, saved in found.items() if saved is not None}
+        for name, saved in given.items():
+            sessions[name].restore(saved)
+            self.forget(name)
+        return set(given)
 
     def rest(self) -> dict[str, SavedSession]:
         """What still waits, to be saved again as it is.

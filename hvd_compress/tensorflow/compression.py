@@ -217,11 +217,8 @@ class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neit
         session = Session(self.method, self.merge, facts, Group.of(call.process_set), self.tally)
         self.sessions[name] = session
         fresh = session.create()
-        saved = self._loaded.value.find(name, session.by_bucket(), session.group.world)
-        if saved is not None:
-            session.restore(saved)
-            self._loaded.value.forget(name)
-        self._lineage.value.add(session, key[1:], fresh and saved is None)
+        restored = self._loaded.value.give({name: session})
+        self._lineage.value.add(session, key[1:], fresh and not restored)
         self._names.value[key] = name
         variables = [parameter for _, parameter in pairs if not isinstance(parameter, str)]
         left = {_number(variable) for variable in variables}
@@ -259,11 +256,7 @@ class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neit
         """
         loaded = Loaded()
         loaded.put(checkpoint.load(folder, *Group.of(hvd.global_process_set).world), to_spec(self.method))
-        found = {name: loaded.find(name, s.by_bucket(), s.group.world) for name, s in self.sessions.items()}
-        for name, saved in found.items():
-            if saved is not None:
-                self.sessions[name].restore(saved)
-                loaded.forget(name)
+        loaded.give(self.sessions)
         self._loaded.value = loaded
 
     def stats(self) -> Stats:

@@ -171,10 +171,7 @@ class TorchCompressor(Compressor):  # type: ignore[misc]  # Horovod is not typed
 
     def _restored(self, session: Session) -> Session:
         """Take over what was loaded before the session began."""
-        saved = self._loaded.find(session.label, session.by_bucket(), session.group.world)
-        if saved is not None:
-            session.restore(saved)
-            self._loaded.forget(session.label)
+        self._loaded.give({session.label: session})
         return session
 
     def stats(self) -> Stats:
@@ -228,11 +225,7 @@ class TorchCompressor(Compressor):  # type: ignore[misc]  # Horovod is not typed
     def _load(self, saved: list[Saved]) -> None:
         loaded = Loaded()
         loaded.put(saved, to_spec(self.method))
-        found = [(s, loaded.find(s.label, s.by_bucket(), s.group.world)) for s in self._sessions]
-        for session, state in found:
-            if state is not None:
-                session.restore(state)
-                loaded.forget(session.label)
+        loaded.give({session.label: session for session in self._sessions})
         self._loaded = loaded
 
 

@@ -150,7 +150,6 @@ class Slot:
 
     def _advance(self, reply: Tensor | None) -> None:
         assert self._running is not None
-        self._pending = None
         try:
             with torch.autocast(self.ops.device.type, enabled=False):  # backward may run inside the user's autocast
                 message = self._running.send(reply)
