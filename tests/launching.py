@@ -1,10 +1,11 @@
-"""Start programs under horovodrun, as users do."""
+"""Start programs under horovodrun or mpirun, as users do."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -25,6 +26,36 @@ ENVIRONMENT = {
     # One buffer for each tensor, so that sums are formed in one order whatever the timing: bits can be compared.
     "HOROVOD_FUSION_THRESHOLD": "0",
 }
+
+
+NOT_STARTED = "The PMIx server's listener thread failed to start"
+"""What mpirun says when it could not open its own socket: it ends before there is any rank."""
+
+ATTEMPTS = 3
+
+
+def run(
+    command: Sequence[str | Path], timeout: float, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a launcher with the programs of this Python's environment; again if mpirun itself could not begin.
+
+    Launchers that run at the same time get temporary folders of their own, as they leave files there.
+    """
+    bin_folder = Path(sys.executable).parent
+    variables = {**os.environ, **ENVIRONMENT, **(environment or {}), "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+    for _ in range(ATTEMPTS):
+        with tempfile.TemporaryDirectory(prefix="run") as folder:
+            result = subprocess.run(
+                [str(part) for part in command],
+                env={**variables, "TMPDIR": folder},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=timeout,
+            )
+        if not result.returncode or NOT_STARTED not in result.stdout:
+            break
+    return result
 
 
 def horovodrun(
@@ -50,17 +81,9 @@ def horovodrun(
     Returns:
         Exit code and output; the output of all ranks is in ``stdout``.
     """
-    bin_folder = Path(sys.executable).parent
-    command = [bin_folder / "horovodrun", *CONTROLLERS[controller], "-np", str(ranks)]
-    command += options or ["-H", f"localhost:{ranks}"]
-    result = subprocess.run(
-        [str(part) for part in (*command, sys.executable, *arguments)],
-        env={**os.environ, **ENVIRONMENT, **(environment or {}), "PATH": f"{bin_folder}:{os.environ['PATH']}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout,
-    )
+    hosts = options or ["-H", f"localhost:{ranks}"]
+    launcher = ["horovodrun", *CONTROLLERS[controller], "-np", str(ranks), *hosts]
+    result = run([*launcher, sys.executable, *arguments], timeout, environment)
     if check and result.returncode:
         raise AssertionError(f"horovodrun ended with {result.returncode}:\n{result.stdout}")
     return result

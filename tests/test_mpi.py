@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import ENVIRONMENT
+from launching import run
 
 TESTS = Path(__file__).resolve().parent
 
@@ -18,20 +18,10 @@ AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 def mpirun(ranks: int, job: Path) -> str:
     """Run a program on several ranks of this machine; an error on one ends them all. Gives what they print."""
-    bin_folder = Path(sys.executable).parent
-    launcher = [str(bin_folder / "mpirun"), "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", "-n", str(ranks)]
-    paths = {
-        "PATH": f"{bin_folder}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")])),
-    }
-    result = subprocess.run(
-        [*launcher, sys.executable, "-W", "error", "-m", "mpi4py", str(job)],
-        env={**os.environ, **ENVIRONMENT, **AS_ROOT, **paths},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
+    launcher = ["mpirun", "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", "-n", str(ranks)]
+    path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+    program = [sys.executable, "-W", "error", "-m", "mpi4py", str(job)]
+    result = run([*launcher, *program], timeout=120, environment={**AS_ROOT, "PYTHONPATH": path})
     assert result.returncode == 0, f"mpirun ended with {result.returncode}:\n{result.stdout}"
     return result.stdout
 
