@@ -100,13 +100,15 @@ class Exchange(NamedTuple):
 
     Attributes:
         total: The sum over all ranks of what they sent, decoded; shape and dtype of the input; equal on all ranks.
-        sent: What this rank put on the wire, in the form that the method's ``retain`` understands.
+        sent: What this rank put on the wire, in the form that the method's ``retain`` and ``forget`` understand.
         state: The state for the next step.
+        left: What was not sent, where the exchange was asked for that.
     """
 
     total: Array
     sent: Any
     state: State
+    left: Any = None
 
 
 class Branch(NamedTuple):

@@ -22,7 +22,7 @@ from hvd_compress.collectives import (
     rewrite,
 )
 from hvd_compress.ops import Ops
-from hvd_compress.packing import pack, unpack
+from hvd_compress.ops.packing import pack, unpack
 
 
 def lower(exchanging: Exchanging, ops: Ops, world: World) -> Exchanging:

@@ -43,7 +43,7 @@ class Measured(Wrapper):
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: MeasuredState, world: World) -> Exchanging:
         exact = yield AllReduce(x)
-        total, _, inner = yield from self.inner.exchange(ops, bucket, x, state.inner, world)
+        total, _, inner, _ = yield from self.inner.exchange(ops, bucket, x, state.inner, world)
         error = state.error + ops.sum_squares(total - exact)
         return Exchange(total, None, MeasuredState(error, state.norm + ops.sum_squares(exact), inner))
 

@@ -55,19 +55,19 @@ class ErrorFeedback(Wrapper):
     def init(self, ops: Ops, bucket: Bucket, size: int) -> ErrorFeedbackState:
         return ErrorFeedbackState(ops.zeros((bucket.numel,), bucket.dtype), self.inner.init(ops, bucket, size))
 
-    def _correct(self, x: Array, state: ErrorFeedbackState) -> Array:
-        return x + (state.residual if self.decay == 1 else state.residual * self.decay)
+    def _late(self, state: ErrorFeedbackState) -> Array:
+        return state.residual if self.decay == 1 else state.residual * self.decay
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: ErrorFeedbackState, world: World) -> Exchanging:
-        corrected = self._correct(x, state)
-        total, sent, inner = yield from self.inner.exchange(ops, bucket, corrected, state.inner, world)
-        residual = self.inner.retain(ops, corrected, sent)
+        total, _, inner, residual = yield from self.inner.exchange_late(
+            ops, bucket, x, self._late(state), state.inner, world
+        )
         if self.lowpass != 1:
             residual = state.residual * (1 - self.lowpass) + residual * self.lowpass
         return Exchange(total, None, ErrorFeedbackState(residual, inner))
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: ErrorFeedbackState, world: World) -> Exchanging:
-        total = yield AllReduce(self._correct(x, state), donate=True)
+        total = yield AllReduce(ops.add(x, self._late(state)), donate=True)
         return Exchange(total, None, state._replace(residual=ops.zeros((bucket.numel,), bucket.dtype)))
 
 
@@ -109,8 +109,8 @@ class EF21(Wrapper):
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: EF21State, world: World) -> Exchanging:
         change = x - state.local
-        total, sent, inner = yield from self.inner.exchange(ops, bucket, change, state.inner, world)
-        local = x - self.inner.retain(ops, change, sent)
+        total, _, inner, left = yield from self.inner.exchange_late(ops, bucket, change, None, state.inner, world)
+        local = x - left
         shared = state.shared + total
         return Exchange(_own(shared), None, EF21State(local, shared, inner))
 
@@ -176,15 +176,12 @@ class MomentumCorrection(Wrapper):
             norm = ops.sqrt(ops.sum_squares(x))
             limit = self.clip_norm / world.size**0.5
             x = x * ops.cast(ops.where(norm > limit, limit / ops.where(norm > 0, norm, 1.0), 1.0), ops.dtype(x))
-        velocity = (state.velocity + x if self.nesterov else state.velocity) * self.momentum
-        velocity = velocity if self.nesterov else velocity + x
-        return velocity, state.residual + velocity + (x if self.nesterov else 0)
+        return ops.accelerate(x, state.velocity, state.residual, self.momentum, self.nesterov)
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: MomentumCorrectionState, world: World) -> Exchanging:
         velocity, corrected = self._accumulate(ops, x, state, world)
-        total, sent, inner = yield from self.inner.exchange(ops, bucket, corrected, state.inner, world)
-        residual = self.inner.retain(ops, corrected, sent)
-        return Exchange(total, None, MomentumCorrectionState(self.inner.forget(ops, velocity, sent), residual, inner))
+        total, sent, inner, left = yield from self.inner.exchange_late(ops, bucket, corrected, None, state.inner, world)
+        return Exchange(total, None, MomentumCorrectionState(self.inner.forget(ops, velocity, sent), left, inner))
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: MomentumCorrectionState, world: World) -> Exchanging:
         velocity, corrected = self._accumulate(ops, x, state, world)

@@ -158,7 +158,7 @@ class Schedule(Wrapper):
         return Exchange(taken.total, None, ScheduleState(state.step + 1, taken.state))
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: ScheduleState, world: World) -> Exchanging:
-        total, _, inner = yield from self.inner.dense(ops, bucket, x, state.inner, world)
+        total, _, inner, _ = yield from self.inner.dense(ops, bucket, x, state.inner, world)
         return Exchange(total, None, ScheduleState(state.step + 1, inner))
 
 
@@ -259,9 +259,9 @@ class Phases(Method):
             method, inner = self.phases[number][1], state.inner[number]
             if isinstance(method, ErrorFeedback):
                 before = ErrorFeedbackState(state.residual, inner)
-                total, _, (residual, inner) = yield from method.exchange(ops, bucket, x, before, world)
+                total, _, (residual, inner), _ = yield from method.exchange(ops, bucket, x, before, world)
             else:
-                total, _, inner = yield from method.exchange(ops, bucket, x + state.residual, inner, world)
+                total, _, inner, _ = yield from method.exchange(ops, bucket, x + state.residual, inner, world)
                 residual = ops.zeros((bucket.numel,), bucket.dtype)
             inners = (*state.inner[:number], inner, *state.inner[number + 1 :])
             return Exchange(total, None, PhasesState(state.step + 1, residual, inners))
@@ -326,11 +326,11 @@ class Delayed(Wrapper):
 
         def go_ahead() -> Exchanging:
             mine = x * 1  # the method inside may overwrite its input
-            total, _, inner = yield from self.inner.exchange(ops, bucket, x, state.inner, world)
+            total, _, inner, _ = yield from self.inner.exchange(ops, bucket, x, state.inner, world)
             return Exchange(behind + mine * world.size, None, DelayedState(state.step + 1, total, mine, inner))
 
         def correct() -> Exchanging:
-            total, _, inner = yield from self.inner.dense(ops, bucket, x, state.inner, world)
+            total, _, inner, _ = yield from self.inner.dense(ops, bucket, x, state.inner, world)
             zeros = ops.zeros((bucket.numel,), bucket.dtype)
             return Exchange(behind + total, None, DelayedState(state.step + 1, zeros, zeros, inner))
 

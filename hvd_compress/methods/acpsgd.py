@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllReduce, Array, Branch, Exchange, Exchanging, World
-from hvd_compress.methods.lowrank import LowRank, flat, products
+from hvd_compress.methods.lowrank import LowRank, flat
 from hvd_compress.ops import Ops
 
 
@@ -61,18 +61,18 @@ class ACPSGD(LowRank):
             qs = [ops.orthogonalise(q) for q in self.right(ops, bucket, state.q)]
             mine = [m @ q for m, q in zip(ms, qs, strict=True)]
             p = yield AllReduce(flat(ops, mine))
-            total = products(ops, self.left(ops, bucket, p), qs)
-            return Exchange(total, products(ops, mine, qs), ACPSGDState(state.step + 1, p / world.size, flat(ops, qs)))
+            total = ops.products(self.left(ops, bucket, p), qs)
+            return Exchange(total, (mine, qs), ACPSGDState(state.step + 1, p / world.size, flat(ops, qs)))
 
         def right() -> Exchanging:
             ps = [ops.orthogonalise(p) for p in self.left(ops, bucket, state.p)]
             mine = [ops.transpose(m) @ p for m, p in zip(ms, ps, strict=True)]
             q = yield AllReduce(flat(ops, mine))
-            total = products(ops, ps, self.right(ops, bucket, q))
-            return Exchange(total, products(ops, ps, mine), ACPSGDState(state.step + 1, flat(ops, ps), q / world.size))
+            total = ops.products(ps, self.right(ops, bucket, q))
+            return Exchange(total, (ps, mine), ACPSGDState(state.step + 1, flat(ops, ps), q / world.size))
 
         taken: Exchange = yield Branch(ops.stage(state.step % 2, [1]), (left, right))
         return taken
 
-    def retain(self, ops: Ops, corrected: Array, sent: Array) -> Array:
-        return corrected - sent
+    def retain(self, ops: Ops, corrected: Array, sent: tuple[list[Array], list[Array]]) -> Array:
+        return ops.subtract_products(corrected, *sent)

@@ -97,6 +97,17 @@ class Method(ABC):
             The sum, what this rank sent, and the next state.
         """
 
+    def exchange_late(
+        self, ops: Ops, bucket: Bucket, x: Array, late: Array | None, state: State, world: World
+    ) -> Exchanging:
+        """Sum ``x + late`` and tell what of it was ``left``: `exchange` and `retain` in one.
+
+        Methods that can do that in fewer passes over memory do. ``x`` may be overwritten, ``late`` is not.
+        """
+        corrected = x if late is None else ops.add(x, late)
+        exchange = yield from self.exchange(ops, bucket, corrected, state, world)
+        return exchange._replace(left=self.retain(ops, corrected, exchange.sent))
+
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
         """Sum ``x``, and all that is kept, without compression; as `exchange` in all else."""
         total = yield AllReduce(x)
@@ -147,7 +158,7 @@ class Wrapper(Method):
         return self.inner.compresses(shape)
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
-        total, _, inner = yield from self.inner.dense(ops, bucket, x, state.inner, world)
+        total, _, inner, _ = yield from self.inner.dense(ops, bucket, x, state.inner, world)
         return Exchange(total, None, state._replace(inner=inner))
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from hvd_compress.collectives import Array
 from hvd_compress.methods.quantised import Quantised
-from hvd_compress.ops import Ops
+from hvd_compress.ops.code import Code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +27,6 @@ class BFloat16(Quantised):
 
     twoway: bool = True
 
-    def encode(self, ops: Ops, x: Array, seed: Any) -> Array:
-        return ops.to_bytes(ops.to_bfloat16(ops.cast(x, "float32")))
-
-    def decode(self, ops: Ops, data: Array, n: int, dtype: str) -> Array:
-        (bits,) = ops.from_bytes(data, ("uint16", n))
-        return ops.cast(ops.from_bfloat16(bits), dtype)
+    @property
+    def code(self) -> Code:
+        return Code("bfloat16", 16)

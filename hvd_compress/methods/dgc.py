@@ -68,7 +68,7 @@ class DGC(Sparse):
         sampled = ops.take(x, ops.constant(places) + start)
         tau = ops.kth_magnitude(sampled, min(len(places), max(1, round(k / stride))))
 
-        above = ops.nonzero(ops.abs(x) >= tau)
+        above = ops.above(x, tau)
         n = ops.size(above)
         fits = (n >= math.ceil(FEWEST * k)) & (n <= math.floor(MOST * k))
         return ops.choose(fits, lambda: above, lambda: ops.top_indices(x, k)), Counted(state.step + 1)

@@ -36,24 +36,24 @@ class GTopK(TopK):
 
     def combine(self, ops: Ops, bucket: Bucket, pieces: Iterable[tuple[Array, Array]]) -> Array:
         pieces = list(pieces)
-        winners = self._merge(ops, bucket, [super(GTopK, self).combine(ops, bucket, [piece]) for piece in pieces])
+        winners = self._merge(ops, bucket, pieces)
         summed = super().combine(ops, bucket, pieces)
         return ops.put(ops.zeros((bucket.numel,), bucket.dtype), winners, ops.take(summed, winners))
 
-    def _merge(self, ops: Ops, bucket: Bucket, chosen: list[Array]) -> Array:
-        """The indices that are left when neighbours have been merged until one vector remains."""
+    def _merge(self, ops: Ops, bucket: Bucket, chosen: list[tuple[Array, Array]]) -> Array:
+        """The indices that are left when neighbours have been merged until one set remains."""
         k = count(self.ratio, bucket.numel)
-        while True:
-            largest = [ops.top_indices(x, k) for x in chosen]
-            if len(chosen) == 1:
-                return largest[0]
-            zeros = [ops.zeros((bucket.numel,), bucket.dtype) for _ in chosen]
-            kept = [ops.put(z, i, ops.take(x, i)) for z, i, x in zip(zeros, largest, chosen, strict=True)]
-            odd = kept[-1:] if len(kept) % 2 else []
-            chosen = [a + b for a, b in zip(kept[::2], kept[1::2], strict=False)] + odd
+        while len(chosen) > 1:
+            merged = []
+            for pair in zip(chosen[::2], chosen[1::2], strict=False):
+                summed = super().combine(ops, bucket, pair)
+                kept = ops.top_indices(summed, k)
+                merged.append((kept, ops.take(summed, kept)))
+            chosen = [*merged, *(chosen[-1:] if len(chosen) % 2 else [])]
+        return chosen[0][0]
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
-        total, (indices, values), state = yield from super().exchange(ops, bucket, x, state, world)
+        total, (indices, values), state, _ = yield from super().exchange(ops, bucket, x, state, world)
         # A coordinate of S whose contributions cancel to zero counts as one that was not taken, which loses nothing.
         taken = ops.cast(ops.take(total, indices) != 0, ops.dtype(values))
         return Exchange(total, (indices, values * taken), state)

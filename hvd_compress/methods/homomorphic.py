@@ -16,7 +16,7 @@ from hvd_compress.collectives import AllReduce, Array, Branch, Exchange, Exchang
 from hvd_compress.methods.base import Counted, Method, check_range, count
 from hvd_compress.ops import Ops, mix_seed
 from hvd_compress.ops.numpy import hash_indices
-from hvd_compress.packing import pack, unpack
+from hvd_compress.ops.packing import pack, unpack
 
 Arr = npt.NDArray[Any]
 

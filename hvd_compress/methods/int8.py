@@ -8,7 +8,6 @@ from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, World
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.methods.base import Counted, Method, check_range
-from hvd_compress.methods.lanes import pack_lanes, unpack_lanes
 from hvd_compress.ops import Ops
 
 
@@ -22,7 +21,7 @@ class Int8(Method):
         y_i = floor(L g_i / m + u_i),  |y_i| <= L = floor((2^(bits-1) - 1) / n)
         total = (m / L) sum_i y_i                   (allreduce SUM)
 
-    Stochastic rounding makes it unbiased. The integers travel in lanes of an int32; see `hvd_compress.methods.lanes`.
+    Stochastic rounding makes it unbiased. The integers travel in lanes of an int32; see `hvd_compress.ops.lanes`.
 
     Args:
         bits: 8 or 16 bits per lane. 8 bits allow up to 127 ranks, 16 bits up to 32767.
@@ -61,23 +60,16 @@ class Int8(Method):
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World) -> Exchanging:
         levels, blocks = self.levels(world.size), -(-bucket.numel // self.block)
-        x = ops.reshape(ops.pad(x, blocks * self.block), (blocks, self.block))
-        peak = yield AllReduce(ops.absmax(x), op="max")
-        peak = ops.reshape(ops.cast(peak, bucket.dtype), (blocks, 1))
-
+        rows = ops.reshape(ops.pad(x, blocks * self.block), (blocks, self.block))
+        peak = yield AllReduce(ops.absmax(rows), op="max")
         seed = ops.seed(self.seed, bucket.seed, state.step, world.rank)
-        noise = ops.cast(ops.reshape(ops.uniform(seed, blocks * self.block), (blocks, self.block)), bucket.dtype)
-        y = ops.floor(x / ops.where(peak > 0, peak, 1.0) * levels + noise)
-        y = ops.cast(ops.clip(y, -levels, levels), "int32")
-        summed = yield AllReduce(pack_lanes(ops, y, self.bits))
+        sent = ops.to_lanes(rows, peak, levels, self.bits, seed)
+        total = self._decode(ops, (yield AllReduce(sent)), peak, levels, blocks)
+        return Exchange(total[: bucket.numel], (sent, peak, levels), Counted(state.step + 1))
 
-        lanes = unpack_lanes(ops, summed, self.bits, blocks * self.block)
-        sent, total = (self._decode(ops, v, peak, levels, bucket) for v in (y, lanes))
-        return Exchange(total, sent, Counted(state.step + 1))
+    def _decode(self, ops: Ops, lanes: Array, peak: Array, levels: int, blocks: int) -> Array:
+        return ops.reshape(ops.from_lanes(lanes, peak, levels, self.bits, blocks, self.block), (-1,))
 
-    def _decode(self, ops: Ops, y: Array, peak: Array, levels: int, bucket: Bucket) -> Array:
-        y = ops.cast(ops.reshape(y, (-1, self.block)), bucket.dtype)
-        return ops.reshape(y * (peak / levels), (-1,))[: bucket.numel]
-
-    def retain(self, ops: Ops, corrected: Array, sent: Array) -> Array:
-        return corrected - sent
+    def retain(self, ops: Ops, corrected: Array, sent: tuple[Array, Array, int]) -> Array:
+        n = int(corrected.shape[0])
+        return corrected - self._decode(ops, *sent, -(-n // self.block))[:n]

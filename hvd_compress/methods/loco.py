@@ -8,9 +8,9 @@ from typing import NamedTuple
 from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import Array, Exchange, Exchanging, World
 from hvd_compress.methods.base import Method, check_range
-from hvd_compress.methods.quantised import Blocks, part_size, two_step
+from hvd_compress.methods.quantised import part_size, two_step
 from hvd_compress.ops import Ops
-from hvd_compress.packing import pack, packed_size, unpack
+from hvd_compress.ops.code import Code
 from hvd_compress.roles import Private
 
 
@@ -18,12 +18,10 @@ class Errors(NamedTuple):
     """An error memory in 8 bits.
 
     Attributes:
-        codes: int8, shape ``(n,)``.
-        scales: What the code 127 stands for, one for each block.
+        data: uint8; a code with 8 bits for each coordinate, with a scale for each block.
     """
 
-    codes: Private
-    scales: Private
+    data: Private
 
 
 class LoCoState(NamedTuple):
@@ -77,67 +75,37 @@ class LoCo(Method):
 
     def init(self, ops: Ops, bucket: Bucket, size: int) -> LoCoState:
         def nothing(n: int) -> Errors:
-            return Errors(ops.zeros((n,), "int8"), ops.zeros((Blocks.of(n, self.block).number,), bucket.dtype))
+            return Errors(ops.quantise(ops.zeros((n,), bucket.dtype), self._memory)[0])
 
         return LoCoState(0, nothing(bucket.numel), nothing(part_size(bucket, size)))
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: LoCoState, world: World) -> Exchanging:
-        part, served = part_size(bucket, world.size), state.served
+        code, served = Code("max", self.bits, self.block, dither=False), state.served
 
-        def serve(received: list[Array]) -> Array:
+        def serve(total: Array) -> Array:
             nonlocal served
-            before = self._read_errors(ops, served, bucket.dtype)
-            total = sum(received[1:], received[0]) + before
-            answer = self._encode(ops, total)
-            served = self._write_errors(ops, before, total - self._decode(ops, answer, part, bucket.dtype), state.step)
+            before = self._read(ops, served, part_size(bucket, world.size), bucket.dtype)
+            answer, left = ops.quantise(total, code, 0, before, keep=True)
+            served = self._write(ops, before, left, state.step)
             return answer
 
-        before = self._read_errors(ops, state.sent, bucket.dtype)
-        h = x + before
-        total, decoded = yield from two_step(
-            ops,
-            bucket,
-            h,
-            world,
-            encode=lambda row, _: self._encode(ops, row),
-            decode=lambda data: self._decode(ops, data, part, bucket.dtype),
-            serve=serve,
-        )
-        sent = self._write_errors(ops, before, h - decoded, state.step)
-        return Exchange(total, None, LoCoState(state.step + 1, sent, served))
+        before = self._read(ops, state.sent, bucket.numel, bucket.dtype)
+        codes, left = ops.quantise_parts(x, world.size, code, 0, before, keep=True)
+        total = yield from two_step(ops, bucket, codes, world, code, serve)
+        return Exchange(total, None, LoCoState(state.step + 1, self._write(ops, before, left, state.step), served))
 
-    def _encode(self, ops: Ops, x: Array) -> Array:
-        codes, scales = _round(ops, x, self.block, 2 ** (self.bits - 1) - 1)
-        return ops.to_bytes(scales, pack(ops, ops.cast(codes + 2 ** (self.bits - 1), "uint8"), self.bits))
+    @property
+    def _memory(self) -> Code:
+        """How errors are kept."""
+        return Code("max", 8, self.block, dither=False)
 
-    def _decode(self, ops: Ops, data: Array, n: int, dtype: str) -> Array:
-        count = Blocks.of(n, self.block).number
-        scales, packed = ops.from_bytes(data, (dtype, count), ("uint8", packed_size(n, self.bits)))
-        codes = ops.cast(unpack(ops, packed, self.bits, n), dtype) - 2 ** (self.bits - 1)
-        return _unround(ops, codes, scales, self.block, 2 ** (self.bits - 1) - 1)
+    def _read(self, ops: Ops, errors: Errors, n: int, dtype: str) -> Array:
+        return ops.dequantise(ops.reshape(errors.data, (1, -1)), self._memory, n, dtype)
 
-    def _read_errors(self, ops: Ops, errors: Errors, dtype: str) -> Array:
-        return _unround(ops, ops.cast(errors.codes, dtype), errors.scales, self.block, 127)
-
-    def _write_errors(self, ops: Ops, before: Array, error: Array, step: int | Array) -> Errors:
+    def _write(self, ops: Ops, before: Array, error: Array, step: int | Array) -> Errors:
         running = before * self.beta + error * (1 - self.beta)
         mean = running
         if self.reset:
             due = (step + 1) % self.reset == 0
             mean = ops.choose(due, lambda: ops.zeros(tuple(before.shape), ops.dtype(before)), lambda: running)
-        codes, scales = _round(ops, mean, self.block, 127)
-        return Errors(ops.cast(codes, "int8"), scales)
-
-
-def _round(ops: Ops, x: Array, block: int, levels: int) -> tuple[Array, Array]:
-    """Round to the nearest of the levels of each block: whole numbers in ``-levels .. levels``, and the scales."""
-    blocks = Blocks.of(int(x.shape[0]), block)
-    rows = blocks.cut(ops, x)
-    scales = ops.absmax(rows)
-    unit = blocks.column(ops, ops.where(scales > 0, scales, 1.0))
-    return blocks.join(ops, ops.clip(ops.floor(rows / unit * levels + 0.5), -levels, levels)), scales
-
-
-def _unround(ops: Ops, codes: Array, scales: Array, block: int, levels: int) -> Array:
-    blocks = Blocks.of(int(codes.shape[0]), block)
-    return blocks.join(ops, blocks.cut(ops, codes) * blocks.column(ops, scales / levels))
+        return Errors(ops.quantise(mean, self._memory)[0])

@@ -97,8 +97,3 @@ class LowRank(Method):
 def flat(ops: Ops, parts: list[Array]) -> Array:
     """Join matrices into one array."""
     return ops.concat([ops.reshape(part, (-1,)) for part in parts])
-
-
-def products(ops: Ops, ps: list[Array], qs: list[Array]) -> Array:
-    """The approximations ``P Q^T`` of all matrices as one array."""
-    return flat(ops, [p @ ops.transpose(q) for p, q in zip(ps, qs, strict=True)])

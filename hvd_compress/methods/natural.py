@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from hvd_compress.collectives import Array
 from hvd_compress.methods.base import check_range
 from hvd_compress.methods.quantised import Quantised
-from hvd_compress.ops import Ops
-
-_RANGE = 127
-"""Exponents that fit a code; 0 stands for zero."""
+from hvd_compress.ops.code import Code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,20 +35,6 @@ class Natural(Quantised):
     def __post_init__(self) -> None:
         check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
 
-    def encode(self, ops: Ops, x: Array, seed: Any) -> Array:
-        n = int(x.shape[0])
-        bits = ops.bitcast(ops.cast(ops.abs(x), "float32"), "int32")  # exponent and mantissa, as there is no sign
-        exponents, mantissas = bits // 2**23, ops.cast(bits % 2**23, "float32")
-        up = ops.cast(ops.uniform(seed, n) * 2**23 < mantissas, "int32")
-        rounded = ops.clip(ops.where(exponents > 0, exponents + up, 0), 0, 254)
-        top = ops.reshape(ops.cast(ops.absmax(ops.cast(rounded, "float32")), "int32"), (1,))
-        codes = ops.clip(rounded - top + _RANGE, 0, _RANGE) + ops.cast(x < 0, "int32") * 128
-        return ops.to_bytes(ops.cast(top, "uint8"), ops.cast(codes, "uint8"))
-
-    def decode(self, ops: Ops, data: Array, n: int, dtype: str) -> Array:
-        top, codes = (ops.cast(part, "int32") for part in ops.from_bytes(data, ("uint8", 1), ("uint8", n)))
-        below = codes % 128
-        exponents = ops.clip(below + top - _RANGE, 0, 254)
-        magnitude = ops.bitcast(exponents * 2**23, "float32")
-        signed = ops.where(codes >= 128, -magnitude, magnitude)
-        return ops.cast(ops.where(below > 0, signed, ops.zeros((), "float32")), dtype)
+    @property
+    def code(self) -> Code:
+        return Code("powers", 8)

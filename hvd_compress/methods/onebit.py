@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from hvd_compress.collectives import Array
 from hvd_compress.methods.base import check_range
-from hvd_compress.methods.quantised import Blocks, Quantised
-from hvd_compress.ops import Ops
-from hvd_compress.packing import pack, packed_size, unpack
+from hvd_compress.methods.quantised import Quantised
+from hvd_compress.ops.code import Code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,24 +41,9 @@ class OneBit(_OneBit):
     name = "onebit"
     paper = "Seide et al., 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Training, 2014"
 
-    def encode(self, ops: Ops, x: Array, seed: Any) -> Array:
-        blocks, dtype = Blocks.of(int(x.shape[0]), self.block), ops.dtype(x)
-        rows, members = blocks.cut(ops, x), blocks.members(ops, dtype)
-        up = ops.cast(rows >= 0, dtype)
-        ups = ops.sum(up) - (blocks.size - members)  # without those that fill up the last block
-        downs = members - ups
-        ups, downs = ops.where(ups > 0, ups, 1.0), ops.where(downs > 0, downs, 1.0)
-        above = ops.sum(rows * up / blocks.column(ops, ups))
-        below = ops.sum(rows * (1 - up) / blocks.column(ops, downs))
-        return ops.to_bytes(above, below, pack(ops, ops.cast(x >= 0, "uint8"), 1))
-
-    def decode(self, ops: Ops, data: Array, n: int, dtype: str) -> Array:
-        blocks = Blocks.of(n, self.block)
-        above, below, bits = ops.from_bytes(
-            data, (dtype, blocks.number), (dtype, blocks.number), ("uint8", packed_size(n, 1))
-        )
-        up = blocks.cut(ops, unpack(ops, bits, 1, n)) > 0
-        return blocks.join(ops, ops.where(up, blocks.column(ops, above), blocks.column(ops, below)))
+    @property
+    def code(self) -> Code:
+        return Code("means", 1, self.block)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +65,6 @@ class EFSignSGD(_OneBit):
     name = "efsignsgd"
     paper = "Karimireddy et al., Error Feedback Fixes SignSGD and Other Gradient Compression Schemes, 2019"
 
-    def encode(self, ops: Ops, x: Array, seed: Any) -> Array:
-        blocks = Blocks.of(int(x.shape[0]), self.block)
-        members = blocks.column(ops, blocks.members(ops, ops.dtype(x)))
-        scales = ops.sum(ops.abs(blocks.cut(ops, x)) / members)
-        return ops.to_bytes(scales, pack(ops, ops.cast(x >= 0, "uint8"), 1))
-
-    def decode(self, ops: Ops, data: Array, n: int, dtype: str) -> Array:
-        blocks = Blocks.of(n, self.block)
-        scales, bits = ops.from_bytes(data, (dtype, blocks.number), ("uint8", packed_size(n, 1)))
-        signs = ops.cast(unpack(ops, bits, 1, n), dtype) * 2 - 1
-        return blocks.join(ops, blocks.cut(ops, signs) * blocks.column(ops, scales))
+    @property
+    def code(self) -> Code:
+        return Code("mean", 1, self.block)

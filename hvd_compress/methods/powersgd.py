@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, World
 from hvd_compress.methods.base import check_range
-from hvd_compress.methods.lowrank import LowRank, flat, products
+from hvd_compress.methods.lowrank import LowRank, flat
 from hvd_compress.ops import Ops
 
 
@@ -70,8 +70,8 @@ class PowerSGD(LowRank):
             mine = [ops.transpose(m) @ p for m, p in zip(ms, ps, strict=True)]
             q = yield AllReduce(flat(ops, mine))
 
-        total = products(ops, ps, self.right(ops, bucket, q))
+        total = ops.products(ps, self.right(ops, bucket, q))
         return Exchange(total, (ps, mine), PowerSGDState(q / world.size))
 
     def retain(self, ops: Ops, corrected: Array, sent: tuple[list[Array], list[Array]]) -> Array:
-        return corrected - products(ops, *sent)
+        return ops.subtract_products(corrected, *sent)

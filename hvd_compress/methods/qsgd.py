@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from hvd_compress.collectives import Array
 from hvd_compress.methods.base import check_range
-from hvd_compress.methods.quantised import Blocks, Quantised
-from hvd_compress.ops import Ops
-from hvd_compress.packing import pack, packed_size, unpack
+from hvd_compress.methods.quantised import Quantised
+from hvd_compress.ops.code import Code
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Levels(Quantised):
-    """Codes ``-s .. s`` for multiples of ``scale / s``, one scale for each block."""
+    """Multiples of a fraction of the scale of each block, rounded at random."""
 
     keeps = "step count"
 
@@ -24,34 +21,6 @@ class _Levels(Quantised):
     def __post_init__(self) -> None:
         check_range("block", self.block, "at least 1", self.block >= 1)
         check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
-
-    @property
-    def _bits(self) -> int:
-        raise NotImplementedError
-
-    @property
-    def _levels(self) -> int:
-        """s: levels on each side of zero."""
-        return int(2 ** (self._bits - 1) - 1)
-
-    def _scaled(self, ops: Ops, rows: Array, blocks: Blocks) -> tuple[Array, Array]:
-        """The rows as they are to be rounded, and the scale of each, no smaller than the largest magnitude in it."""
-        raise NotImplementedError
-
-    def encode(self, ops: Ops, x: Array, seed: Any) -> Array:
-        blocks = Blocks.of(int(x.shape[0]), self.block)
-        rows, scales = self._scaled(ops, blocks.cut(ops, x), blocks)
-        unit = blocks.column(ops, ops.where(scales > 0, scales, 1.0))
-        noise = ops.reshape(ops.uniform(seed, blocks.number * blocks.size), (blocks.number, blocks.size))
-        y = ops.floor(rows / unit * self._levels + ops.cast(noise, ops.dtype(x)))
-        y = blocks.join(ops, ops.clip(y, -self._levels, self._levels) + self._levels)
-        return ops.to_bytes(scales, pack(ops, ops.cast(y, "uint8"), self._bits))
-
-    def decode(self, ops: Ops, data: Array, n: int, dtype: str) -> Array:
-        blocks = Blocks.of(n, self.block)
-        scales, codes = ops.from_bytes(data, (dtype, blocks.number), ("uint8", packed_size(n, self._bits)))
-        y = ops.cast(unpack(ops, codes, self._bits, n), dtype) - self._levels
-        return blocks.join(ops, blocks.cut(ops, y) * blocks.column(ops, scales / self._levels))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,15 +61,8 @@ class QSGD(_Levels):
         return self.norm == "max"
 
     @property
-    def _bits(self) -> int:
-        return self.bits
-
-    def _scaled(self, ops: Ops, rows: Array, blocks: Blocks) -> tuple[Array, Array]:
-        peaks = ops.absmax(rows)
-        if self.norm == "max":
-            return rows, peaks
-        inside = rows / blocks.column(ops, ops.where(peaks > 0, peaks, 1.0))  # their squares stay in range
-        return rows, peaks * ops.sqrt(ops.sum(inside * inside))
+    def code(self) -> Code:
+        return Code("l2" if self.norm == "l2" else "max", self.bits, self.block)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,15 +95,5 @@ class TernGrad(_Levels):
         check_range("clip", self.clip, "at least 0", self.clip >= 0)
 
     @property
-    def _bits(self) -> int:
-        return 2
-
-    def _scaled(self, ops: Ops, rows: Array, blocks: Blocks) -> tuple[Array, Array]:
-        peaks = ops.absmax(rows)
-        if not self.clip:
-            return rows, peaks
-        inside = rows / blocks.column(ops, ops.where(peaks > 0, peaks, 1.0))
-        sigma = peaks * ops.sqrt(ops.sum(inside * inside) / blocks.members(ops, ops.dtype(rows)))
-        limit = blocks.column(ops, self.clip * sigma)
-        rows = ops.where(rows > limit, limit, ops.where(rows < -limit, -limit, rows))
-        return rows, ops.absmax(rows)
+    def code(self) -> Code:
+        return Code("clipped", 2, self.block, self.clip)

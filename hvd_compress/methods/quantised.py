@@ -7,12 +7,11 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-
 from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllGather, AllToAll, Array, Collective, Exchange, Exchanging, World
 from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops
+from hvd_compress.ops.code import Code
 from hvd_compress.roles import Served
 
 
@@ -59,54 +58,58 @@ class Quantised(Method):
         return QuantisedState(0, kept)
 
     @property
+    def can_retain(self) -> bool:
+        return True
+
+    @property
     def _serves(self) -> bool:
         return self.twoway and self.serves_feedback
 
+    @property
     @abstractmethod
-    def encode(self, ops: Ops, x: Array, seed: Any) -> Array:
-        """Compress an array of shape ``(n,)`` to uint8, whose length depends on n alone."""
-
-    @abstractmethod
-    def decode(self, ops: Ops, data: Array, n: int, dtype: str) -> Array:
-        """Undo `encode` as far as possible: shape ``(n,)`` and this dtype."""
+    def code(self) -> Code:
+        """How coordinates are written."""
 
     def _seed(self, ops: Ops, *parts: Any) -> Any:
         return ops.seed(getattr(self, "seed", 0), *parts)
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: QuantisedState, world: World) -> Exchanging:
+        return self._run(ops, bucket, x, None, state, world)
+
+    def exchange_late(
+        self, ops: Ops, bucket: Bucket, x: Array, late: Array | None, state: QuantisedState, world: World
+    ) -> Exchanging:
+        return self._run(ops, bucket, x, late, state, world, keep=True)
+
+    def _run(
+        self,
+        ops: Ops,
+        bucket: Bucket,
+        x: Array,
+        late: Array | None,
+        state: QuantisedState,
+        world: World,
+        keep: bool = False,
+    ) -> Exchanging:
         seed = self._seed(ops, bucket.seed, state.step, world.rank)
         if not self.twoway:
-            everyone = yield AllGather(self.encode(ops, x, seed))
-            decoded = [self.decode(ops, everyone[rank], bucket.numel, bucket.dtype) for rank in range(world.size)]
-            return Exchange(sum(decoded[1:], decoded[0]), decoded[world.rank], QuantisedState(state.step + 1, ()))
+            data, left = ops.quantise(x, self.code, seed, late, keep)
+            total = ops.dequantise((yield AllGather(data)), self.code, bucket.numel, bucket.dtype)
+            return Exchange(total, None, QuantisedState(state.step + 1, ()), left)
 
-        part = part_size(bucket, world.size)
         kept = state.served
 
-        def serve(received: list[Array]) -> Array:
+        def serve(total: Array) -> Array:
             nonlocal kept
-            total = sum(received[1:], received[0])
-            if self._serves:
-                total = total + kept
-            answer = self.encode(ops, total, self._seed(ops, bucket.seed, state.step, world.rank, 1))
-            if self._serves:
-                kept = total - self.decode(ops, answer, part, bucket.dtype)
+            served = kept if self._serves else None
+            again = self._seed(ops, bucket.seed, state.step, world.rank, 1)
+            answer, left = ops.quantise(total, self.code, again, served, keep=self._serves)
+            kept = left if self._serves else kept
             return answer
 
-        # Each part has a seed of its own, or all would be rounded by the same random numbers.
-        total, sent = yield from two_step(
-            ops,
-            bucket,
-            x,
-            world,
-            encode=lambda row, number: self.encode(ops, row, self._seed(ops, seed, number)),
-            decode=lambda data: self.decode(ops, data, part, bucket.dtype),
-            serve=serve,
-        )
-        return Exchange(total, sent, QuantisedState(state.step + 1, kept))
-
-    def retain(self, ops: Ops, corrected: Array, sent: Array) -> Array:
-        return corrected - sent
+        coded = ops.quantise_parts(x, world.size, self.code, seed, late, keep)
+        total = yield from two_step(ops, bucket, coded[0], world, self.code, serve)
+        return Exchange(total, None, QuantisedState(state.step + 1, kept), coded[1])
 
 
 def part_size(bucket: Bucket, size: int) -> int:
@@ -115,70 +118,22 @@ def part_size(bucket: Bucket, size: int) -> int:
 
 
 def two_step(
-    ops: Ops,
-    bucket: Bucket,
-    x: Array,
-    world: World,
-    encode: Callable[[Array, int], Array],
-    decode: Callable[[Array], Array],
-    serve: Callable[[list[Array]], Array],
-) -> Generator[Collective, Any, tuple[Array, Array]]:
+    ops: Ops, bucket: Bucket, codes: Array, world: World, code: Code, serve: Callable[[Array], Array]
+) -> Generator[Collective, Any, Array]:
     """Sum with each rank as the server of a part: an alltoall of codes, then an allgather of the answers.
 
     Args:
         ops: The primitives of the framework at work.
-        bucket: What ``x`` is made of.
-        x: The gradient.
+        bucket: What is summed.
+        codes: From `Ops.quantise_parts`, a part for each rank.
         world: The ranks that take part.
-        encode: Compresses the part with this number.
-        decode: Undoes it, and reads the answers.
-        serve: Makes the answer of the decoded parts of all ranks.
+        code: In which parts and answers travel.
+        serve: Makes the answer of the decoded sum of a part.
 
     Returns:
-        The decoded answers as one array, and what this rank has sent, decoded.
+        The decoded answers as one array.
     """
     part = part_size(bucket, world.size)
-    rows = ops.reshape(ops.pad(x, part * world.size), (world.size, part))
-    codes = [encode(rows[number], number) for number in range(world.size)]
-    received = yield AllToAll(ops.reshape(ops.concat(codes), (world.size, -1)))
-    answers = yield AllGather(serve([decode(received[rank]) for rank in range(world.size)]))
-    total = ops.concat([decode(answers[rank]) for rank in range(world.size)])
-    sent = ops.concat([decode(code) for code in codes])
-    return total[: bucket.numel], sent[: bucket.numel]
-
-
-class Blocks(NamedTuple):
-    """An array of n coordinates cut into ``number`` blocks of ``size``, as few as there can be.
-
-    Attributes:
-        n: Coordinates.
-        number: Blocks.
-        size: Coordinates in a block; the last one is filled up with zeros.
-    """
-
-    n: int
-    number: int
-    size: int
-
-    @classmethod
-    def of(cls, n: int, largest: int) -> Blocks:
-        """Blocks of about equal size, none larger than ``largest``."""
-        number = -(-n // largest)
-        return cls(n, number, -(-n // number))
-
-    def cut(self, ops: Ops, x: Array) -> Array:
-        """Shape ``(n,)`` to ``(number, size)``."""
-        return ops.reshape(ops.pad(x, self.number * self.size), (self.number, self.size))
-
-    def join(self, ops: Ops, rows: Array) -> Array:
-        """Undo `cut`."""
-        return ops.reshape(rows, (-1,))[: self.n]
-
-    def members(self, ops: Ops, dtype: str) -> Array:
-        """How many coordinates each block really has, shape ``(number,)``."""
-        starts = np.arange(self.number) * self.size
-        return ops.constant(np.clip(self.n - starts, 1, self.size).astype(dtype))
-
-    def column(self, ops: Ops, values: Array) -> Array:
-        """One value for each block, shaped to go with the rows."""
-        return ops.reshape(values, (self.number, 1))
+    received = yield AllToAll(codes)
+    answers = yield AllGather(serve(ops.dequantise(received, code, part, bucket.dtype)))
+    return ops.dequantise(answers, code, part, bucket.dtype, join=True)[: bucket.numel]

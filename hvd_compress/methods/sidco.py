@@ -28,6 +28,9 @@ TOLERANCE = 0.1
 CORRECTIONS = 3
 """How often the fitted threshold is corrected before the exact top-k takes its place."""
 
+LEAST = 2.0**-126
+"""The smallest normal float32; there are frameworks that take what is below for zero."""
+
 TINY = 2.0**-1022
 """The smallest threshold, of magnitudes divided by the largest; what is below counts as zero."""
 
@@ -115,54 +118,55 @@ class SIDCo(Sparse):
 
     def select(self, ops: Ops, bucket: Bucket, x: Array, state: SIDCoState) -> tuple[Array, SIDCoState]:
         k = count(self.ratio, bucket.numel)
-        a = ops.abs(ops.cast(x, "float64"))
-        peak = ops.absmax(a)
-        a = a / ops.where(peak > 0, peak, 1.0)  # squares of huge and tiny numbers would leave the range
+        peak = ops.cast(ops.absmax(x), "float64")
+        unit = ops.where(peak > 0, peak, 1.0)
 
-        nonzero = _count(ops, a, TINY)
+        nonzero = ops.tail(x, unit, TINY)[0]
         goal = ops.clip(nonzero, 0.0, float(k))
         log_d = ops.log(ops.clip(goal, 1.0, math.inf) / ops.clip(nonzero, 1.0, math.inf))
-        t = self.threshold(ops, a, log_d, state.stages)
+        t = self.threshold(ops, x, unit, log_d, state.stages)
         t = ops.clip(ops.where(t > 0, t, 1.0), TINY, 1.0)  # nan is not above 0
         t = ops.where(nonzero > k, t, TINY)
 
-        passed = _count(ops, a, t)
+        tail = ops.tail(x, unit, t)
         # Where all is zero, nothing is to be sent and nothing is.
-        achieved = ops.where(goal > 0, state.achieved + passed / ops.clip(goal, 1.0, math.inf), state.achieved + 1)
-        return _send(ops, a, t, passed, goal, k), self._adapted(ops, state, achieved)
+        achieved = ops.where(goal > 0, state.achieved + tail[0] / ops.clip(goal, 1.0, math.inf), state.achieved + 1)
+        return _send(ops, x, unit, t, tail, goal, k), self._adapted(ops, state, achieved)
 
-    def threshold(self, ops: Ops, a: Array, log_d: Array, stages: Array) -> Array:
+    def threshold(self, ops: Ops, x: Array, unit: Array, log_d: Array, stages: Array) -> Array:
         """Fit the threshold of the paper, without our corrections.
 
         Args:
             ops: The primitives of the framework at work.
-            a: Magnitudes in 0 .. 1, float64.
+            x: The coordinates.
+            unit: Their largest magnitude, in which the threshold is told: a float64 scalar.
             log_d: ln d, a float64 scalar.
             stages: S, a float64 scalar of at most `most_stages`.
         """
         log_first = math.log(FIRST)
         stages = ops.where(log_d < log_first, stages, stages * 0 + 1)
         log_later = (log_d - log_first) / ops.clip(stages - 1, 1.0, math.inf)
-        t = self._stage(ops, a, log_d * 0, ops.where(stages <= 1, log_d, log_first), self.fit)
+        t = self._stage(ops, x, unit, log_d * 0, ops.where(stages <= 1, log_d, log_first), self.fit)
         later = "exponential" if self.fit == "exponential" else "pareto"
         for number in range(1, self.most_stages):
-            t = ops.choose(stages > number, partial(self._stage, ops, a, t, log_later, later), partial(_same, t))
+            raised = partial(self._stage, ops, x, unit, t, log_later, later)
+            t = ops.choose(stages > number, raised, partial(_same, t))
         return t
 
-    def _stage(self, ops: Ops, a: Array, t: Array, log_q: Array, fit: str) -> Array:
+    def _stage(self, ops: Ops, x: Array, unit: Array, t: Array, log_q: Array, fit: str) -> Array:
         """Raise the threshold so that a share q of what is above it is left."""
-        above = a > t
-        n = ops.clip(_total(ops, above), 1.0, math.inf)
-        y = ops.where(above, a - t, 0.0)
-        mean = ops.clip(ops.sum(y) / n, TINY, 1.0)
+        least = ops.clip(t, TINY, math.inf)  # zeros do not count
+        tail = ops.tail(x, unit, least)
+        n = ops.clip(tail[0], 1.0, math.inf)
+        mean = ops.clip(tail[1] / n, TINY, 1.0)
         if fit == "exponential":
             return t - mean * log_q
         if fit == "pareto":
-            r = mean * mean / ops.clip(ops.sum(y * y) / n - mean * mean, 1e-300, 1.0)
+            r = mean * mean / ops.clip(tail[2] / n - mean * mean, 1e-300, 1.0)
             k = (r - 1) / 2
             k = ops.where(ops.abs(k) > 1e-6, k, 1e-6)  # near 0 it goes to the exponential distribution
             return t + mean * (r + 1) / 2 * (1 - math.e ** (k * log_q)) / k
-        s = ops.clip(ops.log(mean) - ops.sum(ops.log(ops.where(above, a, 1.0))) / n, 1e-9, math.inf)
+        s = ops.clip(ops.log(mean) - tail[3] / n, 1e-9, math.inf)
         alpha = (3 - s + ops.sqrt((s - 3) * (s - 3) + 24 * s)) / (12 * s)
         return -mean / alpha * (log_q + ops.lgamma(alpha))
 
@@ -187,23 +191,21 @@ def _same(t: Array) -> Array:
     return t
 
 
-def _total(ops: Ops, condition: Array) -> Array:
-    return ops.sum(ops.cast(condition, "float64"))
-
-
-def _count(ops: Ops, a: Array, t: Array | float) -> Array:
-    """How many coordinates a threshold passes."""
-    return _total(ops, a >= t)
-
-
-def _send(ops: Ops, a: Array, t: Array, passed: Array, goal: Array, k: int, left: int = CORRECTIONS) -> Array:
+def _send(
+    ops: Ops, x: Array, unit: Array, t: Array, tail: Array, goal: Array, k: int, left: int = CORRECTIONS
+) -> Array:
     """The indices that a threshold passes, after as many corrections as are needed and left."""
+    passed = tail[0]
 
     def correct() -> Array:
         if not left:
-            return ops.top_indices(a, k)
-        hill = ops.sum(ops.log(ops.where(a >= t, a / t, 1.0))) / passed
+            return ops.top_indices(x, k)
+        hill = tail[3] / passed - ops.log(t)
         better = ops.clip(t * (passed / goal) ** hill, TINY, 1.0)
-        return _send(ops, a, better, _count(ops, a, better), goal, k, left - 1)
+        return _send(ops, x, unit, better, ops.tail(x, unit, better), goal, k, left - 1)
 
-    return ops.choose(ops.abs(passed - goal) <= TOLERANCE * goal, lambda: ops.nonzero(a >= t), correct)
+    def pass_() -> Array:
+        least = ops.clip(t * unit, LEAST, math.inf)  # zeros must not pass
+        return ops.above(x, ops.cast(least, ops.dtype(x)))
+
+    return ops.choose(ops.abs(passed - goal) <= TOLERANCE * goal, pass_, correct)

@@ -8,10 +8,12 @@ from typing import NamedTuple
 from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllGather, Array, Exchange, Exchanging, World
 from hvd_compress.methods.base import Method, check_range
-from hvd_compress.methods.quantised import part_size, two_step
+from hvd_compress.methods.quantised import two_step
 from hvd_compress.ops import Ops
-from hvd_compress.packing import pack, unpack
+from hvd_compress.ops.code import Code
 from hvd_compress.roles import Private
+
+VOTES = Code("one", 1)
 
 
 class SignState(NamedTuple):
@@ -61,22 +63,16 @@ class SignSGD(Method):
         return SignState(0, ())
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: SignState, world: World) -> Exchanging:
-        part = part_size(bucket, world.size)
         if self.twoway:
             seed = ops.seed(self.seed, bucket.seed, state.step, world.rank)
-            vote, _ = yield from two_step(
-                ops,
-                bucket,
-                x,
-                world,
-                encode=lambda row, _: _signs(ops, row),
-                decode=lambda data: _read(ops, data, part, bucket.dtype),
-                serve=lambda votes: _signs(ops, _elect(ops, votes, seed, part)),
+            votes, _ = ops.quantise_parts(x, world.size, VOTES)
+            vote = yield from two_step(
+                ops, bucket, votes, world, VOTES, lambda count: ops.quantise(_elect(ops, count, seed), VOTES)[0]
             )
         else:
-            everyone = yield AllGather(_signs(ops, x))
-            votes = [_read(ops, everyone[rank], bucket.numel, bucket.dtype) for rank in range(world.size)]
-            vote = _elect(ops, votes, ops.seed(self.seed, bucket.seed, state.step), bucket.numel)
+            votes = yield AllGather(ops.quantise(x, VOTES)[0])
+            count = ops.dequantise(votes, VOTES, bucket.numel, bucket.dtype)
+            vote = _elect(ops, count, ops.seed(self.seed, bucket.seed, state.step))
         return Exchange(vote * world.size, None, SignState(state.step + 1, state.momentum))
 
 
@@ -118,16 +114,7 @@ class Signum(SignSGD):
         return (yield from super().exchange(ops, bucket, momentum, state._replace(momentum=momentum), world))
 
 
-def _signs(ops: Ops, x: Array) -> Array:
-    return pack(ops, ops.cast(x >= 0, "uint8"), 1)
-
-
-def _read(ops: Ops, data: Array, n: int, dtype: str) -> Array:
-    return ops.cast(unpack(ops, data, 1, n), dtype) * 2 - 1
-
-
-def _elect(ops: Ops, votes: list[Array], seed: object, n: int) -> Array:
+def _elect(ops: Ops, count: Array, seed: object) -> Array:
     """The sign of the majority, 1 or -1; the coins count for half a vote."""
-    count = sum(votes[1:], votes[0])
-    coins = ops.cast(ops.where(ops.uniform(seed, n) < 0.5, -0.5, 0.5), ops.dtype(count))
+    coins = ops.cast(ops.where(ops.uniform(seed, int(count.shape[0])) < 0.5, -0.5, 0.5), ops.dtype(count))
     return ops.cast(ops.where(count + coins > 0, 1.0, -1.0), ops.dtype(count))

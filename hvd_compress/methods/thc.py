@@ -12,10 +12,9 @@ from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, SaturatingSum, World
 from hvd_compress.errors import SpecError
 from hvd_compress.methods.base import Counted, Method, check_range
-from hvd_compress.methods.lanes import pack_lanes, unpack_lanes, width_of
-from hvd_compress.methods.rotation import hadamard, signs
 from hvd_compress.ops import Ops
-from hvd_compress.packing import pack, unpack
+from hvd_compress.ops.lanes import pack_lanes, width_of
+from hvd_compress.ops.packing import pack, unpack
 
 TABLES = {
     2: (0, 13, 21, 34),
@@ -29,11 +28,14 @@ _WASTE = 8
 
 
 class _Sent(NamedTuple):
-    """What it takes to decode the integers of this rank."""
+    """What it takes to decode the integers of this rank: themselves, their ranges, and how they were rotated."""
 
-    y: Array
-    unit: Array
-    flips: Any
+    lanes: Array
+    limits: Array
+    rotation: Any
+    width: int
+    blocks: int
+    columns: int
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class THC(Method):
         y_i = floor(L x_i / M + u_i) within +-L             (stochastic rounding, L = 2^(bits-1) - 1)
         total = D H (M / L) sum_i y_i                       (the sum of the integers)
 
-    ``overflow="widen"`` sums in lanes that no sum can leave (see `hvd_compress.methods.lanes`): 5 bits for 2 ranks of
+    ``overflow="widen"`` sums in lanes that no sum can leave (see `hvd_compress.ops.lanes`): 5 bits for 2 ranks of
     4 bits, 6 for 3 and 4. ``"saturate"`` keeps ``bits`` bits on the wire for the sum as well and clips it there: after
     the rotation coordinates are centred and partly cancel. M is then widened by ``n^headroom``: with 0 the sums of
     independent gradients are clipped beyond ``T / sqrt(n)`` of their standard deviations, with 0.5 beyond T of them,
@@ -113,67 +115,70 @@ class THC(Method):
     def init(self, ops: Ops, bucket: Bucket, size: int) -> Counted:
         return Counted(step=0)
 
-    def _rows(self, ops: Ops, x: Array) -> Array:
-        """Cut into blocks; the last is filled up with zeros."""
-        n, block = int(x.shape[0]), self.block
+    def columns(self, n: int) -> int:
+        """Coordinates in a block; the last one is filled up with zeros."""
+        block = self.block
         if self.rotation == "full":
             block = 2 ** (n - 1).bit_length()
             while -n % block * _WASTE > n and block > 1:
                 block //= 2
-        return ops.reshape(ops.pad(x, n + -n % block), (-1, block))
+        return block
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World) -> Exchanging:
-        rows, flips = self._rows(ops, x), None
-        if self.rotation != "none":
-            flips = signs(ops, ops.seed(self.seed, bucket.seed, state.step, 0), rows)
-            rows = hadamard(ops, rows * flips)
+        rotation, columns = None, self.columns(bucket.numel)
+        blocks = -(-bucket.numel // columns)
+        if self.rotation == "none":
+            rows = ops.reshape(ops.pad(x, blocks * columns), (blocks, columns))
+        else:
+            rotation = ops.seed(self.seed, bucket.seed, state.step, 0)
+            rows = ops.rotate(x, rotation, columns)
         largest = yield AllReduce(self._range(ops, rows), op="max")
         wider = world.size**self.headroom if self.overflow == "saturate" else 1.0
-        limit = ops.reshape(largest, (-1, 1)) * wider
+        limits = largest * wider
 
-        noise = ops.uniform(ops.seed(self.seed, bucket.seed, state.step, world.rank + 1), int(np.prod(rows.shape)))
-        u = ops.reshape(ops.cast(noise, bucket.dtype), tuple(rows.shape))
-        y = self._round(ops, rows / ops.where(limit > 0, limit, 1.0), u)
+        seed = ops.seed(self.seed, bucket.seed, state.step, world.rank + 1)
+        width = width_of(self.top * world.size)
         if self.overflow == "saturate":
+            y = self.round(ops, rows, limits, seed)
             codes = pack(ops, ops.cast(ops.reshape(y + self.top, (-1,)), "uint8"), self.bits)
             summed = yield SaturatingSum(codes, self.bits, self.top)
-            total = ops.cast(unpack(ops, summed, self.bits, int(np.prod(rows.shape))), "int32") - self.top
+            sums = ops.cast(unpack(ops, summed, self.bits, blocks * columns), "int32") - self.top
+            mine, total = (pack_lanes(ops, ops.cast(part, "int32"), width) for part in (y, sums))
         else:
-            width = width_of(self.top * world.size)
-            summed = yield AllReduce(pack_lanes(ops, ops.cast(y, "int32"), width))
-            total = unpack_lanes(ops, summed, width, int(np.prod(rows.shape)))
+            if self.levels == "uniform":
+                mine = ops.to_lanes(rows, limits, self.top, width, seed)
+            else:
+                mine = pack_lanes(ops, ops.cast(self.round(ops, rows, limits, seed), "int32"), width)
+            total = yield AllReduce(mine)
 
-        unit = limit / self.top
-        decoded = self._decode(ops, _Sent(ops.reshape(total, tuple(rows.shape)), unit, flips), bucket.dtype)
-        return Exchange(decoded[: bucket.numel], _Sent(y, unit, flips), Counted(state.step + 1))
+        sent = _Sent(mine, limits, rotation, width, blocks, columns)
+        decoded = self._decode(ops, sent._replace(lanes=total))
+        return Exchange(decoded[: bucket.numel], sent, Counted(state.step + 1))
 
     def _range(self, ops: Ops, rows: Array) -> Array:
         """What this rank takes for the largest magnitude of each block."""
-        peaks = ops.absmax(rows)
         if not self.clip or self.rotation == "none":
-            return peaks
-        inside = rows / ops.reshape(ops.where(peaks > 0, peaks, 1.0), (-1, 1))  # squares stay in range
-        rms = peaks * ops.sqrt(ops.sum(inside * inside) / int(rows.shape[1]))
-        return rms * NormalDist().inv_cdf(1 - self.clip / 2)
+            return ops.absmax(rows)
+        return ops.norms(rows) * (NormalDist().inv_cdf(1 - self.clip / 2) / int(rows.shape[1]) ** 0.5)
 
-    def _round(self, ops: Ops, x: Array, u: Array) -> Array:
-        """Round -1 .. 1 to integers in ``-top .. top``, at random between neighbours."""
+    def round(self, ops: Ops, rows: Array, limits: Array, seed: Any) -> Array:
+        """Round to integers in ``-top .. top`` levels of the limits, at random between neighbours."""
+        shape = (int(rows.shape[0]), int(rows.shape[1]))
+        u = ops.cast(ops.reshape(ops.uniform(seed, shape[0] * shape[1]), shape), ops.dtype(rows))
+        x = rows / ops.reshape(ops.where(limits > 0, limits, 1.0), (-1, 1))
         if self.levels == "uniform":
             return ops.clip(ops.floor(x * self.top + u), -self.top, self.top)
         table = np.array(TABLES[self.bits], np.float64) - self.top
         x = ops.clip(x * self.top, -self.top, self.top)
-        index = sum(ops.cast(x >= level, "int64") for level in table[1:-1])
-        flat, shape = ops.reshape(index, (-1,)), tuple(x.shape)
+        index = ops.reshape(sum(ops.cast(x >= level, "int64") for level in table[1:-1]), (-1,))
         levels = ops.constant(table.astype(ops.dtype(x)))
-        low = ops.reshape(ops.take(levels, flat), shape)
-        step = ops.reshape(ops.take(levels, flat + 1), shape) - low
+        low = ops.reshape(ops.take(levels, index), shape)
+        step = ops.reshape(ops.take(levels, index + 1), shape) - low
         return ops.where(u * step < x - low, low + step, low)
 
-    def _decode(self, ops: Ops, sent: _Sent, dtype: str) -> Array:
-        rows = ops.cast(sent.y, dtype) * sent.unit
-        if sent.flips is not None:
-            rows = hadamard(ops, rows) * sent.flips
-        return ops.reshape(rows, (-1,))
+    def _decode(self, ops: Ops, sent: _Sent) -> Array:
+        rows = ops.from_lanes(sent.lanes, sent.limits, self.top, sent.width, sent.blocks, sent.columns)
+        return ops.reshape(rows, (-1,)) if sent.rotation is None else ops.unrotate(rows, sent.rotation)
 
     def retain(self, ops: Ops, corrected: Array, sent: _Sent) -> Array:
-        return corrected - self._decode(ops, sent, ops.dtype(corrected))[: corrected.shape[0]]
+        return corrected - self._decode(ops, sent)[: corrected.shape[0]]

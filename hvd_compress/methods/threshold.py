@@ -33,4 +33,4 @@ class Threshold(Sparse):
         check_range("threshold", self.threshold, "above 0", self.threshold > 0)
 
     def select(self, ops: Ops, bucket: Bucket, x: Array, state: State) -> tuple[Array, State]:
-        return ops.nonzero(ops.abs(x) >= self.threshold), state
+        return ops.above(x, self.threshold), state

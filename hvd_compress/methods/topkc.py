@@ -56,9 +56,7 @@ class TopKC(Method):
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
         p = self._chunks(ops, x)
         rows = int(p.shape[0])
-        peaks = ops.absmax(p)  # squares of huge and tiny numbers would leave the range, so they are scaled first
-        inside = p / ops.reshape(ops.where(peaks > 0, peaks, 1.0), (rows, 1))
-        norms = peaks * ops.sqrt(ops.sum(inside * inside))
+        norms = ops.norms(p)
         largest = yield AllReduce(ops.reshape(ops.absmax(norms), (1,)), op="max")
         unit = ops.where(largest > 0, largest, 1.0)
 

@@ -13,7 +13,7 @@ import numpy as np
 from mpi4py import MPI
 
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.packing import pack, unpack
+from hvd_compress.ops.packing import pack, unpack
 
 # An operator is made once for the whole process: mpi4py has room for 32 of them.
 

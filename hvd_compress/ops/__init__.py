@@ -10,12 +10,15 @@ Dtypes are given by name (``"float32"``). Where a function takes or gives *indic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy.typing as npt
 
 from hvd_compress.bucket import Shape
 from hvd_compress.collectives import Array
+
+if TYPE_CHECKING:
+    from hvd_compress.ops.code import Code
 
 
 class Ops(Protocol):
@@ -44,11 +47,14 @@ class Ops(Protocol):
     def concat(self, parts: Sequence[Array]) -> Array:
         """Join one-dimensional arrays."""
 
+    def stack(self, parts: Sequence[Array]) -> Array:
+        """Arrays of shape (a, b) as one of shape (a, number of arrays, b)."""
+
     def split(self, x: Array, sizes: Sequence[int]) -> list[Array]:
         """Cut a one-dimensional array into parts of these lengths."""
 
     def pad(self, x: Array, n: int) -> Array:
-        """Lengthen a one-dimensional array to ``n`` elements with zeros."""
+        """Lengthen a one-dimensional array to ``n`` elements with zeros; itself if it has as many."""
 
     def abs(self, x: Array) -> Array:
         """Magnitudes."""
@@ -162,6 +168,113 @@ class Ops(Protocol):
 
     def choose(self, condition: Any, yes: Callable[[], Array], no: Callable[[], Array]) -> Array:
         """What one of two functions gives, by a scalar condition; both give the same dtype and number of axes."""
+
+    # What follows is made of the above (see `hvd_compress.ops.composed`), but hot enough for kernels of its own.
+
+    def add(self, x: Array, y: Array) -> Array:
+        """``x + y``; may overwrite ``x``."""
+
+    def quantise(
+        self, x: Array, code: Code, seed: Any = 0, residual: Array | None = None, keep: bool = False
+    ) -> tuple[Array, Array | None]:
+        """Compress an array in one go, with error feedback.
+
+        Args:
+            x: Shape ``(n,)``; may be overwritten if ``residual`` is given or ``keep`` is set.
+            code: How.
+            seed: Of the dither.
+            residual: What is added to ``x`` before.
+            keep: Tell what is left.
+
+        Returns:
+            ``code.size(n, dtype)`` bytes (uint8), and, with ``keep``, ``x + residual`` minus what they stand for.
+        """
+
+    def quantise_parts(
+        self,
+        x: Array,
+        parts: int,
+        code: Code,
+        seed: Any = 0,
+        residual: Array | None = None,
+        keep: bool = False,
+    ) -> tuple[Array, Array | None]:
+        """`quantise` of parts of equal length, each by itself and with a seed of its own.
+
+        The last part is filled up with zeros. The bytes have shape ``(parts, size)``, what is left that of ``x``.
+        """
+
+    def dequantise(self, rows: Array, code: Code, n: int, dtype: str, join: bool = False) -> Array:
+        """Undo `quantise` for several arrays, and add them up.
+
+        Args:
+            rows: uint8, one row for each array.
+            code: How they were compressed.
+            n: Coordinates of each.
+            dtype: What of.
+            join: Put them one after another instead: shape ``(rows * n,)``.
+
+        Raises:
+            ExchangeError: As in `check`, if the rows are longer or shorter than they should be.
+        """
+
+    def to_lanes(self, rows: Array, limits: Array, top: int, width: int, seed: Any) -> Array:
+        """Round to integers in ``-top .. top``, at random up or down, and pack them for sums.
+
+        Args:
+            rows: Shape (rows, columns).
+            limits: What ``top`` stands for, for each row or for all: shape (rows,) or (1,).
+            top: The largest integer.
+            width: Bits of a lane; see `hvd_compress.ops.lanes`.
+            seed: Of the dither.
+
+        Returns:
+            int32, shape ``(ceil(rows * columns / lanes),)``.
+        """
+
+    def from_lanes(self, packed: Array, limits: Array, top: int, width: int, rows: int, columns: int) -> Array:
+        """Undo `to_lanes`, also of a sum: shape (rows, columns), dtype of ``limits``."""
+
+    def rotate(self, x: Array, seed: Any, block: int) -> Array:
+        """Multiply by random signs, then each block by the normalised Hadamard matrix.
+
+        Args:
+            x: Shape ``(n,)``; filled up with zeros to whole blocks. May be overwritten.
+            seed: Of the signs: +1 where `uniform` is below 1/2, else -1.
+            block: A power of two.
+
+        Returns:
+            Shape (blocks, block).
+        """
+
+    def unrotate(self, rows: Array, seed: Any) -> Array:
+        """Undo `rotate`: one-dimensional, with what had filled up the last block. May overwrite ``rows``."""
+
+    def norms(self, rows: Array) -> Array:
+        """L2 norms along the last axis of a matrix, whose squares may leave the range."""
+
+    def above(self, x: Array, threshold: Any) -> Array:
+        """Ascending indices of the magnitudes that are not below a threshold."""
+
+    def accelerate(
+        self, x: Array, velocity: Array, residual: Array, momentum: float, nesterov: bool
+    ) -> tuple[Array, Array]:
+        """Momentum, and what has piled up of it: ``u = m velocity + x`` and ``residual + u``.
+
+        With Nesterov's: ``u = m (velocity + x)`` and ``residual + u + x``. May overwrite ``x``.
+        """
+
+    def products(self, lefts: Sequence[Array], rights: Sequence[Array]) -> Array:
+        """The matrices ``left @ right.T`` row by row, one after another in one array."""
+
+    def subtract_products(self, x: Array, lefts: Sequence[Array], rights: Sequence[Array]) -> Array:
+        """``x - products(lefts, rights)``; may overwrite ``x``."""
+
+    def tail(self, x: Array, unit: Any, threshold: Any) -> Array:
+        """Moments of the magnitudes ``a = |x| / unit`` that are not below a threshold: float64, shape (4,).
+
+        Their number, and their sums of ``a - threshold``, of its square, and of ``ln a``.
+        """
 
     def on_host(self, function: Callable[..., Any], dtype: str, shape: Shape, *arrays: Array) -> Array:
         """What a function of numpy arrays gives: an array of this dtype and shape."""

@@ -12,11 +12,12 @@ import numpy.typing as npt
 from hvd_compress.bucket import Shape
 from hvd_compress.errors import ExchangeError
 from hvd_compress.ops import MIX, mix_seed, second_key, wrong_length
+from hvd_compress.ops.composed import Composed
 
 Arr = npt.NDArray[Any]
 
 
-class NumpyOps:
+class NumpyOps(Composed):
     """See `hvd_compress.ops.Ops`."""
 
     name = "numpy"
@@ -43,11 +44,14 @@ class NumpyOps:
     def concat(self, parts: Sequence[Arr]) -> Arr:
         return np.concatenate(parts)
 
+    def stack(self, parts: Sequence[Arr]) -> Arr:
+        return np.stack(parts, axis=1)
+
     def split(self, x: Arr, sizes: Sequence[int]) -> list[Arr]:
         return np.split(x, np.cumsum(sizes)[:-1])
 
     def pad(self, x: Arr, n: int) -> Arr:
-        return np.pad(x, (0, n - x.size))
+        return x if n == x.size else np.pad(x, (0, n - x.size))
 
     def abs(self, x: Arr) -> Arr:
         return np.abs(x)

@@ -12,11 +12,12 @@ import tensorflow as tf
 from hvd_compress.bucket import Shape
 from hvd_compress.errors import ExchangeError
 from hvd_compress.ops import KEY, MASK, MIX, wrong_length
+from hvd_compress.ops.composed import Composed
 
 Tensor: TypeAlias = Any
 
 
-class TensorFlowOps:
+class TensorFlowOps(Composed):
     """See `hvd_compress.ops.Ops`. Steps and seeds may be int64 scalars of the graph."""
 
     name = "tensorflow"
@@ -42,11 +43,14 @@ class TensorFlowOps:
     def concat(self, parts: Sequence[Tensor]) -> Tensor:
         return tf.concat(parts, 0)
 
+    def stack(self, parts: Sequence[Tensor]) -> Tensor:
+        return tf.stack(parts, axis=1)
+
     def split(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         return list(tf.split(x, list(sizes)))
 
     def pad(self, x: Tensor, n: int) -> Tensor:
-        return tf.pad(x, [[0, n - x.shape[0]]])
+        return x if n == x.shape[0] else tf.pad(x, [[0, n - x.shape[0]]])
 
     def abs(self, x: Tensor) -> Tensor:
         return tf.abs(x)

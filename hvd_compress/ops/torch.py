@@ -13,9 +13,10 @@ from torch import Tensor
 from hvd_compress.bucket import Shape
 from hvd_compress.errors import ExchangeError
 from hvd_compress.ops import MIX, mix_seed, second_key, wrong_length
+from hvd_compress.ops.composed import Composed
 
 
-class TorchOps:
+class TorchOps(Composed):
     """See `hvd_compress.ops.Ops`.
 
     Args:
@@ -48,11 +49,14 @@ class TorchOps:
     def concat(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(parts))
 
+    def stack(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(parts), dim=1)
+
     def split(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         return list(torch.split(x, list(sizes)))
 
     def pad(self, x: Tensor, n: int) -> Tensor:
-        return torch.nn.functional.pad(x, (0, n - x.numel()))
+        return x if n == x.numel() else torch.nn.functional.pad(x, (0, n - x.numel()))
 
     def abs(self, x: Tensor) -> Tensor:
         return x.abs()

@@ -67,8 +67,8 @@ def _guarded(exchange: Exchange) -> Exchange:
 def _branch(message: Branch, name: str, group: Group) -> tuple[Exchange, Tensor]:
     def build(number: int, start: Callable[[], Exchanging]) -> tuple[Any, Tensor]:
         exchange, sent = drive(start(), f"{name}.{number}", group)
-        if exchange.sent is None:
-            exchange = exchange._replace(sent=())  # None cannot leave a branch
+        # None cannot leave a branch.
+        exchange = exchange._replace(**{name: () for name, part in exchange._asdict().items() if part is None})
         return tf.nest.map_structure(tf.convert_to_tensor, exchange), sent
 
     branches = [lambda n=n, start=start: build(n, start) for n, start in enumerate(message.branches)]

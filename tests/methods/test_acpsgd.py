@@ -30,7 +30,8 @@ def test_literal_algorithm(framework: str) -> None:
             mine, q = [p @ p.T @ m for m in ms], np.sum(ms, axis=0).T @ p
         np.testing.assert_allclose(np.asarray(results[0].total).reshape(10, 6), p @ q.T, atol=1e-9)
         for result, sent in zip(results, mine, strict=True):
-            np.testing.assert_allclose(np.asarray(result.sent).reshape(10, 6), sent, atol=1e-9)
+            (left,), (right,) = result.sent
+            np.testing.assert_allclose(np.asarray(left) @ np.asarray(right).T, sent, atol=1e-9)
 
 
 def test_two_steps_are_a_power_iteration() -> None:

@@ -19,7 +19,7 @@ from hvd_compress.lowering import lower
 from hvd_compress.methods import homomorphic
 from hvd_compress.methods.homomorphic import Homomorphic
 from hvd_compress.ops import Ops, mix_seed
-from hvd_compress.packing import unpack
+from hvd_compress.ops.packing import unpack
 
 NUMPY = ops_of("numpy")
 
@@ -267,7 +267,7 @@ def alone(exchanging: Exchanging) -> Exchange:
     import tensorflow as tf
 
     def branch(start: Callable[[], Exchanging]) -> Callable[[], Any]:
-        return lambda: tf.nest.map_structure(tf.convert_to_tensor, alone(start())._replace(sent=()))
+        return lambda: tf.nest.map_structure(tf.convert_to_tensor, alone(start())._replace(sent=(), left=()))
 
     reply: Any = None
     while True:

@@ -14,7 +14,7 @@ from hvd_compress.local import lockstep
 from hvd_compress.lowering import lower
 from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops
-from hvd_compress.packing import pack, packed_size, unpack
+from hvd_compress.ops.packing import pack, packed_size, unpack
 
 NUMPY = ops_of("numpy")
 
@@ -66,6 +66,14 @@ def test_frameworks_pack_alike(framework: str, bits: int) -> None:
 def test_layout(bits: int, codes: list[int], packed: list[int]) -> None:
     """Byte by byte, as the module describes it: a format that other ranks read."""
     assert pack(NUMPY, np.array(codes, np.uint8), bits).tolist() == packed
+
+
+def test_groups() -> None:
+    """More than 512 codes are packed group by group, so that byte 256 begins the second group of 4-bit codes."""
+    codes = codes_of(4, 700)
+    packed = pack(NUMPY, codes, 4)
+    np.testing.assert_array_equal(packed[:256], codes[:256] + 16 * codes[256:512])
+    np.testing.assert_array_equal(packed[256:], codes[512:606] + 16 * codes[606:])
 
 
 @given(st.integers(1, 8), st.integers(1, 10_000))

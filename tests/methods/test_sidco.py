@@ -52,9 +52,8 @@ def state_of(stages: float, achieved: float = 0.0, step: int = 0) -> SIDCoState:
 
 def fitted(method: SIDCo, x: Arr, stages: int = 1) -> float:
     """The threshold of the paper's part alone."""
-    a = np.abs(x.astype(np.float64))
-    peak = a.max()
-    return float(method.threshold(NUMPY, a / peak, np.array(math.log(method.ratio)), np.array(float(stages))) * peak)
+    peak = np.abs(x.astype(np.float64)).max()
+    return float(method.threshold(NUMPY, x, peak, np.array(math.log(method.ratio)), np.array(float(stages))) * peak)
 
 
 @pytest.mark.parametrize("fit", FITS)

@@ -30,7 +30,7 @@ from hvd_compress.methods.base import Method
 from hvd_compress.mpi import Aggregator
 from hvd_compress.mpi.driver import Driver
 from hvd_compress.ops import Ops
-from hvd_compress.packing import pack, unpack
+from hvd_compress.ops.packing import pack, unpack
 
 N = 200_003
 DRIVER = Driver(COMM)

@@ -1,0 +1,100 @@
+"""The hot primitives in terms of the others: the oracle for kernels, and what runs where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hvd_compress.collectives import Array
+from hvd_compress.ops import Ops
+from hvd_compress.ops import lanes as lanes_
+from hvd_compress.ops.code import Code
+from hvd_compress.ops.coding import TINY, decode, encode
+from hvd_compress.ops.rotation import hadamard, signs
+
+
+class Composed(Ops):
+    """See `hvd_compress.ops.Ops`."""
+
+    def add(self, x: Array, y: Array) -> Array:
+        return x + y
+
+    def quantise(
+        self, x: Array, code: Code, seed: Any = 0, residual: Array | None = None, keep: bool = False
+    ) -> tuple[Array, Array | None]:
+        corrected = x if residual is None else x + residual
+        data = encode(self, corrected, code, seed)
+        if not keep:
+            return data, None
+        return data, corrected - decode(self, data, code, int(x.shape[0]), self.dtype(x))
+
+    def quantise_parts(
+        self,
+        x: Array,
+        parts: int,
+        code: Code,
+        seed: Any = 0,
+        residual: Array | None = None,
+        keep: bool = False,
+    ) -> tuple[Array, Array | None]:
+        n = int(x.shape[0])
+        size = -(-n // parts)
+        rows = self.reshape(self.pad(x, parts * size), (parts, size))
+        late = None if residual is None else self.reshape(self.pad(residual, parts * size), (parts, size))
+        coded = [
+            self.quantise(rows[i], code, self.seed(seed, i), None if late is None else late[i], keep)
+            for i in range(parts)
+        ]
+        data = self.reshape(self.concat([data for data, _ in coded]), (parts, -1))
+        return data, self.concat([left for _, left in coded])[:n] if keep else None
+
+    def dequantise(self, rows: Array, code: Code, n: int, dtype: str, join: bool = False) -> Array:
+        parts = [decode(self, rows[number], code, n, dtype) for number in range(int(rows.shape[0]))]
+        return self.concat(parts) if join else sum(parts[1:], parts[0])
+
+    def to_lanes(self, rows: Array, limits: Array, top: int, width: int, seed: Any) -> Array:
+        shape = tuple(int(length) for length in rows.shape)
+        inverse = self.reshape(top / self.where(limits > TINY, limits, 1.0), (-1, 1))
+        noise = self.reshape(self.uniform(seed, shape[0] * shape[1]), shape)
+        y = self.clip(self.floor(rows * inverse + self.cast(noise, self.dtype(rows))), -top, top)
+        return lanes_.pack_lanes(self, self.cast(y, "int32"), width)
+
+    def from_lanes(self, packed: Array, limits: Array, top: int, width: int, rows: int, columns: int) -> Array:
+        y = self.reshape(lanes_.unpack_lanes(self, packed, width, rows * columns), (rows, columns))
+        return self.cast(y, self.dtype(limits)) * self.reshape(limits / top, (-1, 1))
+
+    def rotate(self, x: Array, seed: Any, block: int) -> Array:
+        n = int(x.shape[0])
+        rows = self.reshape(self.pad(x, -(-n // block) * block), (-1, block))
+        return hadamard(self, rows * signs(self, seed, rows))
+
+    def unrotate(self, rows: Array, seed: Any) -> Array:
+        return self.reshape(hadamard(self, rows) * signs(self, seed, rows), (-1,))
+
+    def norms(self, rows: Array) -> Array:
+        peaks = self.absmax(rows)
+        inside = rows / self.reshape(self.where(peaks > 0, peaks, 1.0), (-1, 1))  # their squares stay in range
+        return peaks * self.sqrt(self.sum(inside * inside))
+
+    def above(self, x: Array, threshold: Any) -> Array:
+        return self.nonzero(self.abs(x) >= threshold)
+
+    def accelerate(
+        self, x: Array, velocity: Array, residual: Array, momentum: float, nesterov: bool
+    ) -> tuple[Array, Array]:
+        velocity = (velocity + x if nesterov else velocity) * momentum
+        velocity = velocity if nesterov else velocity + x
+        return velocity, residual + velocity + (x if nesterov else 0)
+
+    def products(self, lefts: Sequence[Array], rights: Sequence[Array]) -> Array:
+        return self.concat([self.reshape(p @ self.transpose(q), (-1,)) for p, q in zip(lefts, rights, strict=True)])
+
+    def subtract_products(self, x: Array, lefts: Sequence[Array], rights: Sequence[Array]) -> Array:
+        return x - self.products(lefts, rights)
+
+    def tail(self, x: Array, unit: Any, threshold: Any) -> Array:
+        a = self.abs(self.cast(x, "float64")) / unit
+        above = a >= threshold
+        y = self.where(above, a - threshold, 0.0)
+        sums = (self.cast(above, "float64"), y, y * y, self.log(self.where(above, a, 1.0)))
+        return self.concat([self.reshape(self.sum(part), (1,)) for part in sums])
