@@ -21,13 +21,13 @@ FRAMEWORKS = ["numpy", "torch", "tensorflow"]
 def ops_of(framework: str) -> Ops:
     """The primitives of a framework by its name."""
     if framework == "torch":
-        from hvd_compress.ops.torch import TorchOps
+        from hvd_compress.ops.torch import torch_ops
 
-        return TorchOps()
+        return torch_ops("cpu")
     if framework == "tensorflow":
-        from hvd_compress.ops.tensorflow import TensorFlowOps
+        from hvd_compress.ops.tensorflow import tensorflow_ops
 
-        return TensorFlowOps()
+        return tensorflow_ops()
     return NumpyOps()
 
 

@@ -72,4 +72,4 @@ class Int8(Method):
 
     def retain(self, ops: Ops, corrected: Array, sent: tuple[Array, Array, int]) -> Array:
         n = int(corrected.shape[0])
-        return corrected - self._decode(ops, *sent, -(-n // self.block))[:n]
+        return ops.subtract(corrected, self._decode(ops, *sent, -(-n // self.block))[:n])

@@ -103,7 +103,7 @@ class LoCo(Method):
         return ops.dequantise(ops.reshape(errors.data, (1, -1)), self._memory, n, dtype)
 
     def _write(self, ops: Ops, before: Array, error: Array, step: int | Array) -> Errors:
-        running = before * self.beta + error * (1 - self.beta)
+        running = ops.blend(before, error, self.beta)
         mean = running
         if self.reset:
             due = (step + 1) % self.reset == 0

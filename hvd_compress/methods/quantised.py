@@ -94,6 +94,7 @@ class Quantised(Method):
         seed = self._seed(ops, bucket.seed, state.step, world.rank)
         if not self.twoway:
             data, left = ops.quantise(x, self.code, seed, late, keep)
+            del x  # as much memory as the sum will take
             total = ops.dequantise((yield AllGather(data)), self.code, bucket.numel, bucket.dtype)
             return Exchange(total, None, QuantisedState(state.step + 1, ()), left)
 
@@ -108,6 +109,7 @@ class Quantised(Method):
             return answer
 
         coded = ops.quantise_parts(x, world.size, self.code, seed, late, keep)
+        del x
         total = yield from two_step(ops, bucket, coded[0], world, self.code, serve)
         return Exchange(total, None, QuantisedState(state.step + 1, kept), coded[1])
 

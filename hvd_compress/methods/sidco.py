@@ -121,32 +121,34 @@ class SIDCo(Sparse):
         peak = ops.cast(ops.absmax(x), "float64")
         unit = ops.where(peak > 0, peak, 1.0)
 
-        nonzero = ops.tail(x, unit, TINY)[0]
+        everything = ops.tail(x, unit, TINY, logs=self.fit == "gamma")  # zeros do not count
+        nonzero = everything[0]
         goal = ops.clip(nonzero, 0.0, float(k))
         log_d = ops.log(ops.clip(goal, 1.0, math.inf) / ops.clip(nonzero, 1.0, math.inf))
-        t = self.threshold(ops, x, unit, log_d, state.stages)
+        t = self.threshold(ops, x, unit, everything, log_d, state.stages)
         t = ops.clip(ops.where(t > 0, t, 1.0), TINY, 1.0)  # nan is not above 0
         t = ops.where(nonzero > k, t, TINY)
 
-        tail = ops.tail(x, unit, t)
+        tail = ops.tail(x, unit, t, logs=True)
         # Where all is zero, nothing is to be sent and nothing is.
         achieved = ops.where(goal > 0, state.achieved + tail[0] / ops.clip(goal, 1.0, math.inf), state.achieved + 1)
         return _send(ops, x, unit, t, tail, goal, k), self._adapted(ops, state, achieved)
 
-    def threshold(self, ops: Ops, x: Array, unit: Array, log_d: Array, stages: Array) -> Array:
+    def threshold(self, ops: Ops, x: Array, unit: Array, everything: Array, log_d: Array, stages: Array) -> Array:
         """Fit the threshold of the paper, without our corrections.
 
         Args:
             ops: The primitives of the framework at work.
             x: The coordinates.
             unit: Their largest magnitude, in which the threshold is told: a float64 scalar.
+            everything: The moments of all that is not zero.
             log_d: ln d, a float64 scalar.
             stages: S, a float64 scalar of at most `most_stages`.
         """
         log_first = math.log(FIRST)
         stages = ops.where(log_d < log_first, stages, stages * 0 + 1)
         log_later = (log_d - log_first) / ops.clip(stages - 1, 1.0, math.inf)
-        t = self._stage(ops, x, unit, log_d * 0, ops.where(stages <= 1, log_d, log_first), self.fit)
+        t = self._raised(ops, everything, log_d * 0, ops.where(stages <= 1, log_d, log_first), self.fit)
         later = "exponential" if self.fit == "exponential" else "pareto"
         for number in range(1, self.most_stages):
             raised = partial(self._stage, ops, x, unit, t, log_later, later)
@@ -154,9 +156,10 @@ class SIDCo(Sparse):
         return t
 
     def _stage(self, ops: Ops, x: Array, unit: Array, t: Array, log_q: Array, fit: str) -> Array:
-        """Raise the threshold so that a share q of what is above it is left."""
-        least = ops.clip(t, TINY, math.inf)  # zeros do not count
-        tail = ops.tail(x, unit, least)
+        return self._raised(ops, ops.tail(x, unit, ops.clip(t, TINY, math.inf)), t, log_q, fit)
+
+    def _raised(self, ops: Ops, tail: Array, t: Array, log_q: Array, fit: str) -> Array:
+        """Raise the threshold so that a share q of what is above it is left, by its moments."""
         n = ops.clip(tail[0], 1.0, math.inf)
         mean = ops.clip(tail[1] / n, TINY, 1.0)
         if fit == "exponential":
@@ -202,7 +205,7 @@ def _send(
             return ops.top_indices(x, k)
         hill = tail[3] / passed - ops.log(t)
         better = ops.clip(t * (passed / goal) ** hill, TINY, 1.0)
-        return _send(ops, x, unit, better, ops.tail(x, unit, better), goal, k, left - 1)
+        return _send(ops, x, unit, better, ops.tail(x, unit, better, logs=True), goal, k, left - 1)
 
     def pass_() -> Array:
         least = ops.clip(t * unit, LEAST, math.inf)  # zeros must not pass

@@ -67,13 +67,14 @@ class SignSGD(Method):
             seed = ops.seed(self.seed, bucket.seed, state.step, world.rank)
             votes, _ = ops.quantise_parts(x, world.size, VOTES)
             vote = yield from two_step(
-                ops, bucket, votes, world, VOTES, lambda count: ops.quantise(_elect(ops, count, seed), VOTES)[0]
+                ops, bucket, votes, world, VOTES, lambda count: ops.quantise(ops.majority(count, seed, 1), VOTES)[0]
             )
+            total = ops.scale(vote, world.size)
         else:
             votes = yield AllGather(ops.quantise(x, VOTES)[0])
             count = ops.dequantise(votes, VOTES, bucket.numel, bucket.dtype)
-            vote = _elect(ops, count, ops.seed(self.seed, bucket.seed, state.step))
-        return Exchange(vote * world.size, None, SignState(state.step + 1, state.momentum))
+            total = ops.majority(count, ops.seed(self.seed, bucket.seed, state.step), world.size)
+        return Exchange(total, None, SignState(state.step + 1, state.momentum))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,11 +111,5 @@ class Signum(SignSGD):
         return SignState(0, ops.zeros((bucket.numel,), bucket.dtype))
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: SignState, world: World) -> Exchanging:
-        momentum = state.momentum * self.beta + x * (1 - self.beta)
+        momentum = ops.blend(state.momentum, x, self.beta)
         return (yield from super().exchange(ops, bucket, momentum, state._replace(momentum=momentum), world))
-
-
-def _elect(ops: Ops, count: Array, seed: object) -> Array:
-    """The sign of the majority, 1 or -1; the coins count for half a vote."""
-    coins = ops.cast(ops.where(ops.uniform(seed, int(count.shape[0])) < 0.5, -0.5, 0.5), ops.dtype(count))
-    return ops.cast(ops.where(count + coins > 0, 1.0, -1.0), ops.dtype(count))

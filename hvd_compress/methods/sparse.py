@@ -56,10 +56,7 @@ class Sparse(Method):
 
         One rank after another: within one the indices differ, so the order of the additions is fixed.
         """
-        total = ops.zeros((bucket.numel,), bucket.dtype)
-        for indices, values in pieces:
-            total = ops.add_at(total, indices, ops.cast(values, bucket.dtype))
-        return total
+        return ops.scatter_sum(bucket.numel, bucket.dtype, list(pieces))
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
         indices, state = self.select(ops, bucket, x, state)
@@ -91,10 +88,8 @@ class Sparse(Method):
 
 def within(ops: Ops, indices: Array, bucket: Bucket, sender: str) -> Array:
     """Indices from the wire, once it is sure that they ascend and are those of coordinates of the bucket."""
-    one = ops.arange(1)
-    ok = ops.concat([one - 1, indices]) < ops.concat([indices, one + bucket.numel])
     message = f"{sender} sent indices that do not ascend within 0 .. {bucket.numel - 1} of bucket {bucket.key!r}"
-    return ops.check(indices, ok, f"{message}; {DAMAGED}")
+    return ops.check(indices, ops.ascending(indices, bucket.numel), f"{message}; {DAMAGED}")
 
 
 class _Wire(NamedTuple):

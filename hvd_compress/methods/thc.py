@@ -181,4 +181,4 @@ class THC(Method):
         return ops.reshape(rows, (-1,)) if sent.rotation is None else ops.unrotate(rows, sent.rotation)
 
     def retain(self, ops: Ops, corrected: Array, sent: _Sent) -> Array:
-        return corrected - self._decode(ops, sent)[: corrected.shape[0]]
+        return ops.subtract(corrected, self._decode(ops, sent)[: corrected.shape[0]])

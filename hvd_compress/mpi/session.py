@@ -11,7 +11,7 @@ from hvd_compress.collectives import Exchange, State, take_branches
 from hvd_compress.merging import Gradient, Merge, Planned, plan
 from hvd_compress.methods.base import Method
 from hvd_compress.mpi.driver import Arr, Driver
-from hvd_compress.ops.numpy import NumpyOps
+from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
 from hvd_compress.redistribution import Kept
 from hvd_compress.saved import SavedSession
 from hvd_compress.state import filled, flatten, residual_of
@@ -42,7 +42,7 @@ class Session:
         self.steps = 0
         self._driver = driver
         self._meter = meter
-        self._ops = NumpyOps()
+        self._ops = NumpyCompiledOps()
         self._plan = plan(self.gradients, method, merge)
         self.states: list[State] = [p.method.init(self._ops, p.bucket, driver.world.size) for p in self._plan]
 

@@ -174,6 +174,24 @@ class Ops(Protocol):
     def add(self, x: Array, y: Array) -> Array:
         """``x + y``; may overwrite ``x``."""
 
+    def subtract(self, x: Array, y: Array) -> Array:
+        """``x - y``; may overwrite ``x``."""
+
+    def scale(self, x: Array, factor: float) -> Array:
+        """``x * factor``; may overwrite ``x``."""
+
+    def blend(self, x: Array, y: Array, share: float) -> Array:
+        """``x * share + y * (1 - share)``; may overwrite ``y``."""
+
+    def majority(self, count: Array, seed: Any, size: float) -> Array:
+        """``size`` where a count is above zero, ``-size`` where it is below; a coin of the seed decides on zero."""
+
+    def project(self, x: Array, right: Array) -> Array:
+        """``x @ right`` for a thin ``right``."""
+
+    def project_back(self, x: Array, left: Array) -> Array:
+        """``x.T @ left`` for a thin ``left``."""
+
     def quantise(
         self, x: Array, code: Code, seed: Any = 0, residual: Array | None = None, keep: bool = False
     ) -> tuple[Array, Array | None]:
@@ -239,7 +257,7 @@ class Ops(Protocol):
         """Multiply by random signs, then each block by the normalised Hadamard matrix.
 
         Args:
-            x: Shape ``(n,)``; filled up with zeros to whole blocks. May be overwritten.
+            x: Shape ``(n,)``; filled up with zeros to whole blocks.
             seed: Of the signs: +1 where `uniform` is below 1/2, else -1.
             block: A power of two.
 
@@ -256,6 +274,15 @@ class Ops(Protocol):
     def above(self, x: Array, threshold: Any) -> Array:
         """Ascending indices of the magnitudes that are not below a threshold."""
 
+    def scatter_sum(self, n: int, dtype: str, pieces: Sequence[tuple[Array, Array]]) -> Array:
+        """A vector of ``n`` zeros, with the values of each piece added at its indices, piece by piece.
+
+        Within a piece the indices differ.
+        """
+
+    def ascending(self, indices: Array, n: int) -> Any:
+        """Whether indices grow strictly and are within ``0 .. n-1``, in a form that `check` understands."""
+
     def accelerate(
         self, x: Array, velocity: Array, residual: Array, momentum: float, nesterov: bool
     ) -> tuple[Array, Array]:
@@ -270,10 +297,10 @@ class Ops(Protocol):
     def subtract_products(self, x: Array, lefts: Sequence[Array], rights: Sequence[Array]) -> Array:
         """``x - products(lefts, rights)``; may overwrite ``x``."""
 
-    def tail(self, x: Array, unit: Any, threshold: Any) -> Array:
+    def tail(self, x: Array, unit: Any, threshold: Any, logs: bool = False) -> Array:
         """Moments of the magnitudes ``a = |x| / unit`` that are not below a threshold: float64, shape (4,).
 
-        Their number, and their sums of ``a - threshold``, of its square, and of ``ln a``.
+        Their number, and their sums of ``a - threshold``, of its square, and, with ``logs``, of ``ln a``.
         """
 
     def on_host(self, function: Callable[..., Any], dtype: str, shape: Shape, *arrays: Array) -> Array:

@@ -19,6 +19,26 @@ class Composed(Ops):
     def add(self, x: Array, y: Array) -> Array:
         return x + y
 
+    def subtract(self, x: Array, y: Array) -> Array:
+        return x - y
+
+    def scale(self, x: Array, factor: float) -> Array:
+        return x * factor
+
+    def blend(self, x: Array, y: Array, share: float) -> Array:
+        return x * share + y * (1 - share)
+
+    def majority(self, count: Array, seed: Any, size: float) -> Array:
+        tails = self.uniform(seed, int(count.shape[0])) < 0.5
+        votes = count + self.cast(self.where(tails, -0.5, 0.5), self.dtype(count))
+        return self.cast(self.where(votes > 0, float(size), -float(size)), self.dtype(count))
+
+    def project(self, x: Array, right: Array) -> Array:
+        return x @ right
+
+    def project_back(self, x: Array, left: Array) -> Array:
+        return self.transpose(x) @ left
+
     def quantise(
         self, x: Array, code: Code, seed: Any = 0, residual: Array | None = None, keep: bool = False
     ) -> tuple[Array, Array | None]:
@@ -79,6 +99,16 @@ class Composed(Ops):
     def above(self, x: Array, threshold: Any) -> Array:
         return self.nonzero(self.abs(x) >= threshold)
 
+    def scatter_sum(self, n: int, dtype: str, pieces: Sequence[tuple[Array, Array]]) -> Array:
+        total = self.zeros((n,), dtype)
+        for indices, values in pieces:
+            total = self.add_at(total, indices, self.cast(values, dtype))
+        return total
+
+    def ascending(self, indices: Array, n: int) -> Any:
+        one = self.arange(1)
+        return self.concat([one - 1, indices]) < self.concat([indices, one + n])
+
     def accelerate(
         self, x: Array, velocity: Array, residual: Array, momentum: float, nesterov: bool
     ) -> tuple[Array, Array]:
@@ -92,9 +122,9 @@ class Composed(Ops):
     def subtract_products(self, x: Array, lefts: Sequence[Array], rights: Sequence[Array]) -> Array:
         return x - self.products(lefts, rights)
 
-    def tail(self, x: Array, unit: Any, threshold: Any) -> Array:
+    def tail(self, x: Array, unit: Any, threshold: Any, logs: bool = False) -> Array:
         a = self.abs(self.cast(x, "float64")) / unit
         above = a >= threshold
         y = self.where(above, a - threshold, 0.0)
-        sums = (self.cast(above, "float64"), y, y * y, self.log(self.where(above, a, 1.0)))
+        sums = (self.cast(above, "float64"), y, y * y, self.log(self.where(above, a, 1.0)) if logs else y * 0)
         return self.concat([self.reshape(self.sum(part), (1,)) for part in sums])

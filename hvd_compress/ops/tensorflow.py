@@ -11,10 +11,15 @@ import tensorflow as tf
 
 from hvd_compress.bucket import Shape
 from hvd_compress.errors import ExchangeError
+from hvd_compress.kernels import cpu
 from hvd_compress.ops import KEY, MASK, MIX, wrong_length
+from hvd_compress.ops.compiled import Compiled, Out
 from hvd_compress.ops.composed import Composed
 
 Tensor: TypeAlias = Any
+
+_ALIGNMENT = 64
+"""Bytes: TensorFlow copies arrays of numpy that do not begin at a multiple."""
 
 
 class TensorFlowOps(Composed):
@@ -178,12 +183,63 @@ class TensorFlowOps(Composed):
     def stage(self, step: Any, boundaries: Sequence[int]) -> Tensor:
         return tf.add_n([tf.cast(step >= boundary, tf.int32) for boundary in boundaries])
 
+    def merge(self, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Gradients as one array, and how many of them are not finite: these are zero in it."""
+        finite = [tf.reduce_all(tf.math.is_finite(part)) for part in parts]
+        kept = [tf.where(ok, part, tf.zeros_like(part)) for ok, part in zip(finite, parts, strict=True)]
+        bad = tf.add_n([tf.cast(~ok, tf.int32) for ok in finite])
+        return tf.concat([tf.reshape(part, [-1]) for part in kept], 0), bad
+
     def choose(self, condition: Any, yes: Callable[[], Tensor], no: Callable[[], Tensor]) -> Tensor:
         return tf.cond(tf.convert_to_tensor(condition), yes, no)
 
     def on_host(self, function: Callable[..., Any], dtype: str, shape: Shape, *arrays: Tensor) -> Tensor:
         result = tf.numpy_function(lambda *a: np.asarray(function(*a), dtype).reshape(shape), arrays, dtype)
         return tf.ensure_shape(result, shape)
+
+
+class TensorFlowCpuOps(Compiled, TensorFlowOps):
+    """The primitives on the CPU, the hot ones by kernels, which a graph calls through `tf.numpy_function`."""
+
+    in_place = False
+
+    def room(self, n: int) -> npt.NDArray[np.float32]:
+        memory = np.empty(n + _ALIGNMENT // 4, np.float32)
+        start = -memory.ctypes.data % _ALIGNMENT // 4
+        return memory[start : start + n]
+
+    def merge(self, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        if not self._fits(*parts):
+            return super().merge(parts)
+
+        def run(*arrays: Any) -> list[Any]:
+            x, start, bad = self.room(n), 0, 0
+            for array in arrays:
+                bad += not cpu.put_finite(x[start : start + array.size], array.reshape(-1))
+                start += array.size
+            return [x, np.int32(bad)]
+
+        n = sum(part.shape.num_elements() for part in parts)
+        x, bad = self.call(run, [("float32", (n,)), ("int32", ())], *parts)
+        return x, bad
+
+    def call(self, function: Callable[..., Sequence[Any]], outs: Sequence[Out], *arrays: Any) -> list[Tensor]:
+        def run(*given: Any) -> list[Any]:
+            return [np.asarray(found) for found in function(*given)]
+
+        if tf.executing_eagerly():
+            return [tf.convert_to_tensor(found) for found in run(*(_numpy(array) for array in arrays))]
+        found = tf.numpy_function(run, [tf.convert_to_tensor(a) for a in arrays], [dtype for dtype, _ in outs])
+        return [tf.ensure_shape(part, shape) for part, (_, shape) in zip(found, outs, strict=True)]
+
+
+def tensorflow_ops() -> TensorFlowOps:
+    """The primitives for this machine: kernels, unless there is an accelerator, to whose memory they cannot get."""
+    return TensorFlowOps() if tf.config.list_physical_devices("GPU") else TensorFlowCpuOps()
+
+
+def _numpy(x: Any) -> Any:
+    return x.numpy() if tf.is_tensor(x) else x
 
 
 def _mix32(x: Tensor, key: Tensor | None = None) -> Tensor:

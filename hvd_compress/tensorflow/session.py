@@ -19,7 +19,7 @@ from hvd_compress.lowering import lower
 from hvd_compress.merging import PRECISION, Gradient, Merge, Planned, gradient, plan
 from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.ops.tensorflow import TensorFlowOps
+from hvd_compress.ops.tensorflow import tensorflow_ops
 from hvd_compress.redistribution import Kept
 from hvd_compress.roles import Role
 from hvd_compress.saved import SavedSession
@@ -172,8 +172,9 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         outside_of_graphs(lambda: self.steps.assign(saved.steps))
         self.write(saved.buckets)
 
-    def by_bucket(self) -> dict[str, Kept]:
-        """What is kept, by the keys of the buckets."""
+    def by_bucket(self, merge: Merge | None = None) -> dict[str, Kept]:
+        """What is kept, by the keys of the buckets, of which there is but one partition."""
+        del merge
         return {kept.bucket.key: kept for kept in self.kept(range(self._count))}
 
     def meet(self) -> None:
@@ -202,19 +203,19 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
             scale: What they were multiplied by for their range; what is kept is in true units. None for nothing.
             factor: What Horovod will multiply the sums by.
         """
+        ops = tensorflow_ops()
         true = [_true(gradient, scale) for gradient in gradients]
-        finite = [tf.reduce_all(tf.math.is_finite(gradient)) for gradient in true]
-        bad = tf.add_n([tf.cast(~ok, tf.int32) for ok in finite])
+        # A gradient that is not finite must not reach the method: it would spoil scales and its neighbours.
+        merged = [ops.merge([true[i] for i in planned.members]) for planned in self._plan.value]
+        bad = tf.add_n([tf.constant(0), *(count for _, count in merged)])
         all_finite = tf.equal(perform(AllReduce(bad), f"{self._prefix}.finite", self.group), 0)
         carrier = tf.where(all_finite, tf.constant([1.0], tf.float64), np.nan)
 
         totals: list[Tensor | None] = [None] * len(gradients)
         changes: list[Change] = []
         sent = tf.constant(bad.dtype.size + carrier.dtype.size * len(gradients), tf.int64)
-        for planned in self._plan.value:
-            # A gradient that is not finite must not reach the method: it would spoil scales and its neighbours.
-            parts = [tf.where(finite[i], true[i], tf.zeros_like(true[i])) for i in planned.members]
-            pieces, more_changes, more_sent = self._exchange(planned, parts)
+        for planned, (x, _) in zip(self._plan.value, merged, strict=True):
+            pieces, more_changes, more_sent = self._exchange(planned, x)
             for i, piece in zip(planned.members, pieces, strict=True):
                 totals[i] = piece if scale is None else piece * tf.cast(scale, piece.dtype)
             changes += more_changes
@@ -231,12 +232,11 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         self.steps.assign_add(1)
         return Ready(totals, carrier, self.group.world.size)
 
-    def _exchange(self, planned: Planned, parts: list[Tensor]) -> tuple[list[Tensor], list[Change], Tensor]:
+    def _exchange(self, planned: Planned, x: Tensor) -> tuple[list[Tensor], list[Change], Tensor]:
         """Build the exchange of one bucket; gives the totals, the changes of state, and the payload bytes."""
-        bucket, ops, variables = planned.bucket, TensorFlowOps(), self.slots[planned.bucket.key]
-        x = tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
+        bucket, ops, variables = planned.bucket, tensorflow_ops(), self.slots[planned.bucket.key]
         state = unflatten(self._initial(planned), {path: variable.read_value() for path, variable in variables.items()})
-        exchanging = planned.method.exchange(ops, bucket, tf.ensure_shape(x, [bucket.numel]), state, self.group.world)
+        exchanging = planned.method.exchange(ops, bucket, x, state, self.group.world)
         exchanging = lower(exchanging, ops, self.group.world)
         exchange, sent = drive(exchanging, f"{self._prefix}.{bucket.key}", self.group)
         pieces = zip(ops.split(exchange.total, bucket.sizes), bucket.shapes, strict=True)

@@ -13,7 +13,7 @@ from worlds import FRAMEWORKS, Arr, bucket_of, leaves, normal, ops_of
 from hvd_compress.errors import SpecError
 from hvd_compress.local import lockstep
 from hvd_compress.memory import ErrorFeedback
-from hvd_compress.methods.sidco import CORRECTIONS, SIDCo, SIDCoState
+from hvd_compress.methods.sidco import CORRECTIONS, TINY, SIDCo, SIDCoState
 from hvd_compress.ops.numpy import NumpyOps
 
 NUMPY = ops_of("numpy")
@@ -53,7 +53,10 @@ def state_of(stages: float, achieved: float = 0.0, step: int = 0) -> SIDCoState:
 def fitted(method: SIDCo, x: Arr, stages: int = 1) -> float:
     """The threshold of the paper's part alone."""
     peak = np.abs(x.astype(np.float64)).max()
-    return float(method.threshold(NUMPY, x, peak, np.array(math.log(method.ratio)), np.array(float(stages))) * peak)
+    everything = NUMPY.tail(x, peak, TINY, logs=True)
+    return float(
+        method.threshold(NUMPY, x, peak, everything, np.array(math.log(method.ratio)), np.array(float(stages))) * peak
+    )
 
 
 @pytest.mark.parametrize("fit", FITS)

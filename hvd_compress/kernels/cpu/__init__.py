@@ -1,0 +1,44 @@
+"""Loops for CPUs, compiled by numba: serial, as a rank owns about one core, and each in one pass over memory.
+
+Importing this compiles what is not on disk yet, so that no step ever does. Arrays are float32 and C-contiguous, and may
+be read-only where nothing is said about writing to them. Elementwise results have the bits of the plain version; sums
+are made in float64, so that scales and norms agree with it up to rounding.
+"""
+
+from hvd_compress.kernels.cpu import sketch
+from hvd_compress.kernels.cpu.casts import from_bfloat16, from_float16, to_bfloat16, to_float16
+from hvd_compress.kernels.cpu.coding import dequantise, quantise
+from hvd_compress.kernels.cpu.flow import accelerate, put_finite, put_finite_add
+from hvd_compress.kernels.cpu.hadamard import rotate, unrotate
+from hvd_compress.kernels.cpu.lanes import from_lanes, to_lanes
+from hvd_compress.kernels.cpu.mixing import blend, majority
+from hvd_compress.kernels.cpu.places import add_at, ascending
+from hvd_compress.kernels.cpu.reductions import norms
+from hvd_compress.kernels.cpu.selection import above, kth_magnitude, top_indices
+from hvd_compress.kernels.cpu.tails import tail
+
+__all__ = [
+    "above",
+    "accelerate",
+    "add_at",
+    "ascending",
+    "blend",
+    "dequantise",
+    "from_bfloat16",
+    "from_float16",
+    "from_lanes",
+    "kth_magnitude",
+    "majority",
+    "norms",
+    "put_finite",
+    "put_finite_add",
+    "quantise",
+    "rotate",
+    "sketch",
+    "tail",
+    "to_bfloat16",
+    "to_float16",
+    "to_lanes",
+    "top_indices",
+    "unrotate",
+]

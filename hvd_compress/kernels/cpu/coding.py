@@ -1,0 +1,114 @@
+"""`Ops.quantise` and `Ops.dequantise` of numpy arrays."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_compress.errors import ExchangeError
+from hvd_compress.kernels.cpu.levels import CLIPPED, L2, PEAK, decode_levels, encode_levels
+from hvd_compress.kernels.cpu.powers import decode_bfloat16, decode_powers, encode_bfloat16, encode_powers
+from hvd_compress.kernels.cpu.signs import decode_signs, encode_signs
+from hvd_compress.ops import second_key, wrong_length
+from hvd_compress.ops.code import Code
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+_EMPTY = np.empty(0, np.float32)
+_SCALES = {"max": PEAK, "l2": L2, "clipped": CLIPPED}
+_SIGNS = {"one": 0, "mean": 1, "means": 2}
+
+
+def quantise(
+    x: Floats, code: Code, seed: int, residual: Floats | None = None, out: Floats | None = None
+) -> tuple[Bytes, Floats | None]:
+    """Compress an array, with error feedback, as `Ops.quantise` does.
+
+    Args:
+        x: Shape ``(n,)``; neither inf nor nan.
+        code: How.
+        seed: Of the dither.
+        residual: What is added to ``x`` before.
+        out: Where to write ``x + residual`` minus what is sent; may be ``x`` or ``residual``. None does not.
+
+    Returns:
+        The bytes, and ``out``.
+    """
+    n = x.size
+    data = np.empty(code.size(n, "float32"), np.uint8)
+    added, left = _EMPTY if residual is None else residual, _EMPTY if out is None else out
+    if code.kind == "bfloat16":
+        encode_bfloat16(x, added, data.view(np.uint16), left)
+    elif code.kind == "powers":
+        encode_powers(x, added, *_keys(seed), data, left)
+    else:
+        block, skip = _layout(code, n)
+        scales, planes = data[:skip].view(np.float32), data[skip:]
+        if code.kind in _SIGNS:
+            kind = _SIGNS[code.kind]
+            encode_signs(x, added, kind, block, scales.reshape(kind, scales.size // max(kind, 1)), planes, left)
+        else:
+            how = (_SCALES[code.kind], code.bits, block, code.clip, code.dither)
+            encode_levels(x, added, *how, *_keys(seed), scales, planes, left)
+    return data, out
+
+
+def dequantise(rows: Bytes, code: Code, n: int, join: bool = False, out: Floats | None = None) -> Floats:
+    """Undo `quantise` for several arrays and add them up, or put them one after another.
+
+    Args:
+        rows: One payload in each.
+        code: How they were compressed.
+        n: Coordinates of each.
+        join: Put them one after another instead.
+        out: Where to; None makes a new array.
+
+    Raises:
+        ExchangeError: If the rows are longer or shorter than they should be.
+    """
+    count, size = rows.shape
+    if size != code.size(n, "float32"):
+        raise ExchangeError(wrong_length(size, code.size(n, "float32")))
+    rows = np.ascontiguousarray(rows)
+    total = np.empty(n * (count if join else 1), np.float32) if out is None else out
+    apart = n if join else 0
+    if code.kind == "bfloat16":
+        decode_bfloat16(_aligned(rows, np.uint16), n, apart, total)
+    elif code.kind == "powers":
+        decode_powers(rows, n, apart, total)
+    else:
+        block, skip = _layout(code, n)
+        scales = np.ascontiguousarray(rows[:, :skip]).view(np.float32)
+        if code.kind in _SIGNS:
+            decode_signs(rows, _both(scales, _SIGNS[code.kind]), block, n, skip, apart, total)
+        else:
+            decode_levels(rows, scales / np.float32(code.levels), code.bits, block, n, skip, apart, total)
+    return total
+
+
+def _layout(code: Code, n: int) -> tuple[int, int]:
+    """Coordinates of a block, and how many bytes the scales take."""
+    block = max(1, min(n, code.block if code.scales else n))
+    return block, 4 * code.scales * -(-n // block)
+
+
+def _keys(seed: int) -> tuple[Any, Any]:
+    return np.uint32(seed), np.uint32(second_key(seed))
+
+
+def _both(scales: Floats, kind: int) -> Floats:
+    """What stands for each sign, shape (rows, 2, blocks)."""
+    count = len(scales)
+    if kind == 2:
+        return scales.reshape(count, 2, -1)
+    above = scales if kind else np.ones((count, 1), np.float32)
+    return np.stack([above, -above], axis=1)
+
+
+def _aligned(rows: Bytes, dtype: type[np.uint16]) -> npt.NDArray[np.uint16]:
+    """The rows as numbers, copied if they do not lie as these have to."""
+    words = rows.view(dtype)
+    return words if words.flags.aligned else words.copy()

@@ -1,0 +1,94 @@
+"""What gradients go through on their way in: copies that look for inf and nan, and momentum."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from numba import types
+
+from hvd_compress.kernels.cpu.bits import MAGNITUDE, bits_of
+from hvd_compress.kernels.cpu.compiled import FLAG, FLOAT, FLOATS, FLOATS_OUT, NOTHING, loop
+from hvd_compress.ops.packing import GROUP
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+_INF = np.uint32(0x7F800000)
+_EMPTY = np.empty(0, np.float32)
+
+
+def put_finite(out: Floats, grad: Floats) -> bool:
+    """Copy a gradient; if anything of it is inf or nan, write zeros instead.
+
+    Returns:
+        Whether all of it was finite.
+    """
+    return put_finite_add(out, grad, _EMPTY)
+
+
+def put_finite_add(out: Floats, grad: Floats, residual: Floats) -> bool:
+    """Write ``grad + residual``; if anything of the sum is inf or nan, write zeros instead.
+
+    Args:
+        out: Where to; may be one of the others.
+        grad: A gradient.
+        residual: What is added to it; empty for nothing.
+
+    Returns:
+        Whether all of it was finite.
+    """
+    finite = bool(_put(grad, residual, out) < _INF)
+    if not finite:
+        out.fill(0)
+    return finite
+
+
+def accelerate(
+    x: Floats, velocity: Floats, residual: Floats, momentum: float, nesterov: bool, out: Floats | None = None
+) -> tuple[Floats, Floats]:
+    """Momentum, and what has piled up of it, as `Ops.accelerate` gives; the latter is written to ``out``.
+
+    ``out`` may be ``x``.
+    """
+    fast, piled = np.empty_like(velocity), np.empty_like(x) if out is None else out
+    _accelerate(x, velocity, residual, np.float32(momentum), nesterov, fast, piled)
+    return fast, piled
+
+
+@loop(types.uint32, FLOATS, FLOATS, FLOATS_OUT)
+def _put(grad: Any, residual: Any, out: Any) -> Any:
+    """Write the sum; the largest magnitude, as its bits."""
+    peak, some = np.uint32(0), np.empty(GROUP, np.float32)
+    for start in range(0, out.size, GROUP):
+        stop = min(start + GROUP, out.size)
+        g, o = grad[start:stop], out[start:stop]
+        if residual.size:
+            r = residual[start:stop]
+            for i in range(stop - start):
+                some[i] = g[i] + r[i]
+        else:
+            for i in range(stop - start):
+                some[i] = g[i]
+        for i in range(stop - start):
+            peak = max(peak, np.uint32(bits_of(some[i]) & MAGNITUDE))
+            o[i] = some[i]
+    return peak
+
+
+@loop(NOTHING, FLOATS, FLOATS, FLOATS, FLOAT, FLAG, FLOATS_OUT, FLOATS_OUT)
+def _accelerate(x: Any, velocity: Any, residual: Any, momentum: Any, nesterov: Any, fast: Any, piled: Any) -> None:
+    u, p = np.empty(GROUP, np.float32), np.empty(GROUP, np.float32)
+    for start in range(0, x.size, GROUP):
+        stop = min(start + GROUP, x.size)
+        a, v, r = x[start:stop], velocity[start:stop], residual[start:stop]
+        if nesterov:
+            for i in range(stop - start):
+                u[i] = (v[i] + a[i]) * momentum
+                p[i] = (r[i] + u[i]) + a[i]
+        else:
+            for i in range(stop - start):
+                u[i] = v[i] * momentum + a[i]
+                p[i] = r[i] + u[i]
+        fast[start:stop] = u[: stop - start]
+        piled[start:stop] = p[: stop - start]

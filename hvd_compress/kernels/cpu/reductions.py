@@ -1,0 +1,60 @@
+"""What is made of many coordinates: peaks, sums, norms."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from numba import types
+
+from hvd_compress.kernels.cpu.bits import MAGNITUDE, bits_of, float_of
+from hvd_compress.kernels.cpu.compiled import FLOATS_OUT, NOTHING, given, loop, part, total
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+
+def norms(rows: Floats) -> Floats:
+    """L2 norms along the last axis of a matrix."""
+    found = np.empty(len(rows), np.float32)
+    _norms(rows, found)
+    return found
+
+
+@part
+def peak_of(x: Any, residual: Any, start: Any, stop: Any) -> Any:
+    """The largest magnitude of ``x + residual`` from ``start`` to ``stop``; of ``x`` if there is no residual."""
+    peak = np.uint32(0)
+    if residual.size:
+        a, b = x[start:stop], residual[start:stop]
+        for i in range(stop - start):
+            peak = max(peak, np.uint32(bits_of(a[i] + b[i]) & MAGNITUDE))
+    else:
+        a = x[start:stop]
+        for i in range(stop - start):
+            peak = max(peak, np.uint32(bits_of(a[i]) & MAGNITUDE))
+    return float_of(peak)
+
+
+@total
+def squares_of(x: Any, residual: Any, start: Any, stop: Any) -> Any:
+    """The sum of their squares, which fits a float64 whatever they are."""
+    squares: Any = 0.0
+    if residual.size:
+        a, b = x[start:stop], residual[start:stop]
+        for i in range(stop - start):
+            one = np.float64(np.float32(a[i] + b[i]))
+            squares += one * one
+    else:
+        a = x[start:stop]
+        for i in range(stop - start):
+            one = np.float64(a[i])
+            squares += one * one
+    return squares
+
+
+@loop(NOTHING, given(types.float32, 2), FLOATS_OUT)
+def _norms(rows: Any, out: Any) -> None:
+    """The L2 norm of each row."""
+    for row in range(rows.shape[0]):
+        out[row] = np.float32(np.sqrt(squares_of(rows[row], rows[row, :0], 0, rows.shape[1])))

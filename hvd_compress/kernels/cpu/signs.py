@@ -1,0 +1,152 @@
+"""Signs, with the mean magnitudes of blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from hvd_compress.kernels.cpu.codes import WORDS, pack_group, unpack_group
+from hvd_compress.kernels.cpu.compiled import (
+    BYTES_OUT,
+    FLOATS,
+    FLOATS_OUT,
+    INT,
+    NOTHING,
+    ROWS,
+    filled,
+    given,
+    loop,
+    part,
+    total,
+)
+from hvd_compress.kernels.cpu.levels import corrected
+from hvd_compress.ops.packing import GROUP
+
+
+@total
+def _magnitudes(x: Any, residual: Any) -> Any:
+    """The sum of the magnitudes."""
+    magnitudes: Any = 0.0
+    if residual.size:
+        for i in range(x.size):
+            magnitudes += np.float64(abs(np.float32(x[i] + residual[i])))
+    else:
+        for i in range(x.size):
+            magnitudes += np.float64(abs(x[i]))
+    return magnitudes
+
+
+@total
+def _sums(x: Any, residual: Any, start: Any, stop: Any) -> Any:
+    """The sum of what is not negative, how many these are, and the sum of the others."""
+    above: Any = 0.0
+    below: Any = 0.0
+    ups: Any = np.int32(0)
+    if residual.size:
+        a, b = x[start:stop], residual[start:stop]
+        for i in range(stop - start):
+            one = np.float32(a[i] + b[i])
+            up = one >= 0
+            above += np.float64(one if up else np.float32(0))
+            below += np.float64(np.float32(0) if up else one)
+            ups = np.int32(ups + np.int32(up))
+    else:
+        a = x[start:stop]
+        for i in range(stop - start):
+            one = a[i]
+            up = one >= 0
+            above += np.float64(one if up else np.float32(0))
+            below += np.float64(np.float32(0) if up else one)
+            ups = np.int32(ups + np.int32(up))
+    return above, below, ups
+
+
+@part
+def _scales(x: Any, residual: Any, start: Any, stop: Any, kind: Any) -> Any:
+    """What stands for what is not negative, and for the rest."""
+    if kind == 0:
+        return np.float32(1), np.float32(-1)
+    if kind == 1:
+        mean = np.float32(_magnitudes(x[start:stop], residual[start:stop]) / (stop - start))
+        return mean, -mean
+    above, below, ups = _sums(x, residual, start, stop)
+    return np.float32(above / max(ups, 1)), np.float32(below / max(stop - start - ups, 1))
+
+
+@part
+def _split(x: Any, above: Any, below: Any, codes: Any, remains: Any) -> None:
+    for i in range(remains.size):
+        up = x[i] >= 0
+        codes[i] = np.uint8(up)
+        remains[i] = x[i] - (above if up else below)
+
+
+@loop(NOTHING, FLOATS, FLOATS, INT, INT, filled(types.float32, 2), BYTES_OUT, FLOATS_OUT)
+def encode_signs(x: Any, residual: Any, kind: Any, block: Any, scales: Any, planes: Any, left: Any) -> None:
+    """Write scales and signs of ``x + residual``, and, where ``left`` is not empty, what they leave of it.
+
+    Args:
+        x: Numbers.
+        residual: What is added to them; may be empty.
+        kind: How many scales a block has: the mean magnitude, or one for each sign.
+        block: Coordinates of a block.
+        scales: Shape (kind, blocks).
+        planes: The packed signs.
+        left: May be ``x``.
+    """
+    n, above, below = x.size, np.float32(1), np.float32(-1)
+    whole, unused, codes = np.empty(GROUP, np.float32), np.empty(GROUP, np.float32), np.empty(GROUP, np.uint8)
+    words, packed = codes.view(np.uint64), np.empty(GROUP, np.uint8)
+    buffer = packed.view(np.uint64)
+    for start in range(0, n, GROUP):
+        end = min(start + GROUP, n)
+        here = start
+        while here < end:
+            number = here // block
+            stop = min((number + 1) * block, n)
+            if here == number * block:
+                above, below = _scales(x, residual, here, stop, kind)
+                for row in range(kind):
+                    scales[row, number] = below if row else above
+            stop = min(stop, end)
+            corrected(x[here:stop], residual[here:stop], whole)
+            remains = left[here:stop] if left.size else unused[: stop - here]
+            _split(whole, above, below, codes[here - start :], remains)
+            here = stop
+        pack_group(codes, words, start, end - start, 1, n, planes, buffer, packed)
+
+
+@loop(NOTHING, ROWS, given(types.float32, 3), INT, INT, INT, INT, FLOATS_OUT)
+def decode_signs(rows: Any, scales: Any, block: Any, n: Any, skip: Any, apart: Any, out: Any) -> None:
+    """Add up what the signs of all rows stand for; see `decode_levels`.
+
+    Args:
+        rows: uint8, one payload in each.
+        scales: Shape (rows, 2, blocks): what stands for what is not negative, and for the rest.
+        block: Coordinates of a block.
+        n: Coordinates of a row.
+        skip: Bytes of a payload before its signs.
+        apart: How much further on the next row is written; 0 adds it up.
+        out: Where to.
+    """
+    words, buffer = np.empty(WORDS, np.uint64), np.empty(WORDS, np.uint64)
+    codes = words.view(np.uint8)
+    for start in range(0, n, GROUP):
+        end = min(start + GROUP, n)
+        for row in range(rows.shape[0]):
+            unpack_group(rows[row, skip:], start, end - start, 1, n, words, buffer)
+            here, shift = start, row * apart
+            while here < end:
+                number = here // block
+                stop = min((number + 1) * block, end)
+                some, place = codes[here - start :], out[here + shift : stop + shift]
+                above, below = scales[row, 0, number], scales[row, 1, number]
+                if row and not apart:
+                    for i in range(stop - here):
+                        place[i] += above if some[i] else below
+                else:
+                    for i in range(stop - here):
+                        place[i] = above if some[i] else below
+                here = stop

@@ -1,0 +1,122 @@
+"""Count-sketches: several tables of cells, in each of which every key has one; see `hvd_compress.methods.homomorphic`.
+
+Cells are numbered through all tables. Sums are of integers, so that they are exact in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from numba import types
+
+from hvd_compress.kernels.cpu.compiled import INDICES, INDICES_OUT, INT, NOTHING, WORD, filled, given, loop
+from hvd_compress.kernels.cpu.noise import scrambled
+from hvd_compress.ops import second_key
+
+Indices: TypeAlias = npt.NDArray[np.int64]
+
+_CELLS, _CELLS_OUT = given(types.int64, 2), filled(types.int64, 2)
+
+
+def places(keys: Indices, seeds: Sequence[int], table: int) -> Indices:
+    """The cell of each key in each table, by a hash for each: shape (tables, keys)."""
+    cells = np.empty((len(seeds), keys.size), np.int64)
+    for number, seed in enumerate(seeds):
+        _place(keys, np.uint32(seed), np.uint32(second_key(seed)), table, number * table, cells[number])
+    return cells
+
+
+def crowd(cells: Indices, number: int) -> int:
+    """The largest number of keys in one of ``number`` cells."""
+    return int(_crowd(cells, np.zeros(number, np.int64)))
+
+
+def peel(cells: Indices, number: int) -> tuple[Indices, Indices]:
+    """In which order keys can be read, and from which of ``number`` cells, each when those before are taken away.
+
+    Keys that stay in each other's way are left out.
+    """
+    order, where = np.empty(cells.shape[1], np.int64), np.empty(cells.shape[1], np.int64)
+    count = _peel(
+        cells, np.zeros(number, np.int64), np.zeros(number, np.int64), np.empty(number, np.int64), order, where
+    )
+    return order[:count], where[:count]
+
+
+def write(cells: Indices, values: Indices, number: int) -> Indices:
+    """Add the value of each key to its cells: the ``number`` sums."""
+    sums = np.zeros(number, np.int64)
+    _write(cells, values, sums)
+    return sums
+
+
+def read(cells: Indices, order: Indices, where: Indices, sums: Indices) -> Indices:
+    """Undo `write`, given what `peel` says; keys that it leaves out get 0."""
+    values = np.zeros(cells.shape[1], np.int64)
+    _read(cells, order, where, sums.copy(), values)
+    return values
+
+
+@loop(NOTHING, INDICES, WORD, WORD, INT, INT, INDICES_OUT)
+def _place(keys: Any, seed: Any, key: Any, table: Any, first: Any, cells: Any) -> None:
+    for i in range(keys.size):
+        cells[i] = first + (np.int64(scrambled(np.uint32(keys[i]), seed, key)) * table >> 32)
+
+
+@loop(INT, _CELLS, INDICES_OUT)
+def _crowd(cells: Any, counts: Any) -> Any:
+    largest = 0
+    for row in range(cells.shape[0]):
+        for i in range(cells.shape[1]):
+            counts[cells[row, i]] += 1
+            largest = max(largest, counts[cells[row, i]])
+    return largest
+
+
+@loop(INT, _CELLS, INDICES_OUT, INDICES_OUT, INDICES_OUT, INDICES_OUT, INDICES_OUT)
+def _peel(cells: Any, counts: Any, names: Any, waiting: Any, order: Any, where: Any) -> Any:
+    """``names`` has the sum of the keys that are left in a cell, and ``waiting`` the cells with one."""
+    for row in range(cells.shape[0]):
+        for i in range(cells.shape[1]):
+            counts[cells[row, i]] += 1
+            names[cells[row, i]] += i
+    known, count = 0, 0
+    for cell in range(counts.size):
+        if counts[cell] == 1:
+            waiting[known] = cell
+            known += 1
+    while known:
+        known -= 1
+        cell = waiting[known]
+        if counts[cell] != 1:  # its key was found in another cell
+            continue
+        name = names[cell]
+        order[count], where[count] = name, cell
+        count += 1
+        for row in range(cells.shape[0]):
+            other = cells[row, name]
+            counts[other] -= 1
+            names[other] -= name
+            if counts[other] == 1:
+                waiting[known] = other
+                known += 1
+    return count
+
+
+@loop(NOTHING, _CELLS, INDICES, INDICES_OUT)
+def _write(cells: Any, values: Any, sums: Any) -> None:
+    for row in range(cells.shape[0]):
+        for i in range(cells.shape[1]):
+            sums[cells[row, i]] += values[i]
+
+
+@loop(NOTHING, _CELLS, INDICES, INDICES, INDICES_OUT, INDICES_OUT)
+def _read(cells: Any, order: Any, where: Any, sums: Any, values: Any) -> None:
+    for i in range(order.size):
+        value = sums[where[i]]
+        values[order[i]] = value
+        for row in range(cells.shape[0]):
+            sums[cells[row, order[i]]] -= value

@@ -1,0 +1,209 @@
+"""The hot primitives by kernels for CPUs, for arrays that numpy can read; of float32 only, others are composed."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_compress.collectives import Array
+from hvd_compress.kernels import cpu
+from hvd_compress.ops.code import Code
+from hvd_compress.ops.composed import Composed
+from hvd_compress.ops.lanes import lanes_of
+
+Arr: TypeAlias = npt.NDArray[Any]
+Out: TypeAlias = tuple[str, tuple[int | None, ...]]
+"""Dtype and shape of a result; None for a length that is known only when it is run."""
+
+
+class Compiled(Composed):
+    """See `hvd_compress.ops.Ops`. Frameworks say how numpy gets at their arrays."""
+
+    in_place: ClassVar[bool] = True
+    """Whether kernels may overwrite what they are given, where `Ops` allows it."""
+
+    @abstractmethod
+    def call(self, function: Callable[..., Sequence[Arr]], outs: Sequence[Out], *arrays: Any) -> list[Array]:
+        """Give what a function of numpy arrays (and of numbers, as they come) returns as the framework's arrays."""
+
+    def _fits(self, *arrays: Array) -> bool:
+        return all(self.dtype(x) == "float32" for x in arrays)
+
+    def room(self, n: int) -> Arr:
+        """Memory for ``n`` numbers, in a form that the framework takes over as it is."""
+        return np.empty(n, np.float32)
+
+    def _out(self, x: Arr) -> Arr:
+        """Where to write what may take the place of ``x``."""
+        return x if self.in_place else self.room(x.size)
+
+    def quantise(
+        self, x: Array, code: Code, seed: Any = 0, residual: Array | None = None, keep: bool = False
+    ) -> tuple[Array, Array | None]:
+        if not self._fits(x):
+            return super().quantise(x, code, seed, residual, keep)
+        data, left = self.quantise_parts(x, 1, code, seed, residual, keep, draw=False)
+        return self.reshape(data, (-1,)), left
+
+    def quantise_parts(
+        self,
+        x: Array,
+        parts: int,
+        code: Code,
+        seed: Any = 0,
+        residual: Array | None = None,
+        keep: bool = False,
+        draw: bool = True,
+    ) -> tuple[Array, Array | None]:
+        if not self._fits(x):
+            return super().quantise_parts(x, parts, code, seed, residual, keep)
+        n = int(x.shape[0])
+        size = -(-n // parts)
+        row = code.size(size, "float32")
+
+        def run(x: Arr, *arrays: Arr) -> list[Arr]:
+            seeds, late = arrays[:parts], arrays[parts:]
+            data, left = np.empty((parts, row), np.uint8), self._out(x) if keep else None
+            for i in range(parts):
+                here = slice(i * size, (i + 1) * size)
+                kept, rest = (None if a is None else a[here] for a in (late[0] if late else None, left))
+                data[i] = _quantise(x[here], code, int(seeds[i]), kept, rest, size)
+            return [data] if left is None else [data, left]
+
+        seeds = [self.seed(seed, i) for i in range(parts)] if draw else [seed]
+        outs: list[Out] = [("uint8", (parts, row)), ("float32", (n,))]
+        found = self.call(run, outs[: 1 + keep], x, *seeds, *([] if residual is None else [residual]))
+        return found[0], found[1] if keep else None
+
+    def dequantise(self, rows: Array, code: Code, n: int, dtype: str, join: bool = False) -> Array:
+        if dtype != "float32":
+            return super().dequantise(rows, code, n, dtype, join)
+        count = int(rows.shape[0])
+        size = n * (count if join else 1)
+        return self.call(
+            lambda rows: [cpu.dequantise(rows, code, n, join, self.room(size))], [("float32", (size,))], rows
+        )[0]
+
+    def blend(self, x: Array, y: Array, share: float) -> Array:
+        if not self._fits(x, y):
+            return super().blend(x, y, share)
+        shape = (int(x.shape[0]),)
+        return self.call(lambda x, y: [cpu.blend(x, y, share, self._out(y))], [("float32", shape)], x, y)[0]
+
+    def majority(self, count: Array, seed: Any, size: float) -> Array:
+        if not self._fits(count):
+            return super().majority(count, seed, size)
+        return self.call(
+            lambda count, seed: [cpu.majority(count, int(seed), size, self._out(count))],
+            [("float32", (int(count.shape[0]),))],
+            *(count, seed),
+        )[0]
+
+    def to_lanes(self, rows: Array, limits: Array, top: int, width: int, seed: Any) -> Array:
+        if not self._fits(rows, limits):
+            return super().to_lanes(rows, limits, top, width, seed)
+        size = -(-int(rows.shape[0]) * int(rows.shape[1]) // lanes_of(width))
+        return self.call(
+            lambda rows, limits, seed: [cpu.to_lanes(rows, limits, top, width, int(seed))],
+            [("int32", (size,))],
+            *(rows, limits, seed),
+        )[0]
+
+    def from_lanes(self, packed: Array, limits: Array, top: int, width: int, rows: int, columns: int) -> Array:
+        if not self._fits(limits):
+            return super().from_lanes(packed, limits, top, width, rows, columns)
+        return self.call(
+            lambda packed, limits: [
+                cpu.from_lanes(packed, limits, top, width, rows, columns, self.room(rows * columns))
+            ],
+            [("float32", (rows, columns))],
+            *(packed, limits),
+        )[0]
+
+    def rotate(self, x: Array, seed: Any, block: int) -> Array:
+        if not self._fits(x):
+            return super().rotate(x, seed, block)
+        shape = (-(-int(x.shape[0]) // block), block)
+        return self.call(lambda x, seed: [cpu.rotate(x, int(seed), block)], [("float32", shape)], x, seed)[0]
+
+    def unrotate(self, rows: Array, seed: Any) -> Array:
+        if not self._fits(rows):
+            return super().unrotate(rows, seed)
+        size = int(rows.shape[0]) * int(rows.shape[1])
+        return self.call(
+            lambda rows, seed: [cpu.unrotate(rows, int(seed), self._out(rows))], [("float32", (size,))], rows, seed
+        )[0]
+
+    def norms(self, rows: Array) -> Array:
+        if not self._fits(rows):
+            return super().norms(rows)
+        return self.call(lambda rows: [cpu.norms(rows)], [("float32", (int(rows.shape[0]),))], rows)[0]
+
+    def above(self, x: Array, threshold: Any) -> Array:
+        if not self._fits(x):
+            return super().above(x, threshold)
+        return self.call(lambda x, least: [cpu.above(x, float(least))], [("int64", (None,))], x, threshold)[0]
+
+    def top_indices(self, x: Array, k: int) -> Array:
+        if not self._fits(x):
+            return super().top_indices(x, k)  # type: ignore[safe-super]  # the framework's own
+        return self.call(lambda x: [cpu.top_indices(x, k)], [("int64", (k,))], x)[0]
+
+    def kth_magnitude(self, x: Array, k: int) -> Array:
+        if not self._fits(x):
+            return super().kth_magnitude(x, k)  # type: ignore[safe-super]
+        return self.call(lambda x: [np.asarray(cpu.kth_magnitude(x, k), np.float32)], [("float32", ())], x)[0]
+
+    def scatter_sum(self, n: int, dtype: str, pieces: Sequence[tuple[Array, Array]]) -> Array:
+        if dtype != "float32":
+            return super().scatter_sum(n, dtype, pieces)
+
+        def run(*arrays: Arr) -> list[Arr]:
+            total = self.room(n)  # np.zeros would take small pages
+            total.fill(0)
+            for indices, values in zip(arrays[::2], arrays[1::2], strict=True):
+                cpu.add_at(total, indices, values.astype(np.float32, copy=False))
+            return [total]
+
+        return self.call(run, [("float32", (n,))], *(array for piece in pieces for array in piece))[0]
+
+    def ascending(self, indices: Array, n: int) -> Any:
+        return self.call(lambda indices: [np.asarray(cpu.ascending(indices, n))], [("bool", ())], indices)[0]
+
+    def accelerate(
+        self, x: Array, velocity: Array, residual: Array, momentum: float, nesterov: bool
+    ) -> tuple[Array, Array]:
+        if not self._fits(x):
+            return super().accelerate(x, velocity, residual, momentum, nesterov)
+        shape = (int(x.shape[0]),)
+        fast, piled = self.call(
+            lambda x, v, r: cpu.accelerate(x, v, r, momentum, nesterov, self._out(x)),
+            [("float32", shape), ("float32", shape)],
+            *(x, velocity, residual),
+        )
+        return fast, piled
+
+    def tail(self, x: Array, unit: Any, threshold: Any, logs: bool = False) -> Array:
+        if not self._fits(x):
+            return super().tail(x, unit, threshold, logs)
+        return self.call(
+            lambda x, unit, least: [cpu.tail(x, float(unit), float(least), logs)],
+            [("float64", (4,))],
+            *(x, unit, threshold),
+        )[0]
+
+
+def _quantise(x: Arr, code: Code, seed: int, residual: Arr | None, left: Arr | None, size: int) -> Arr:
+    """The bytes of a part, which is filled up with zeros to a length; what is left of it is written to ``left``."""
+    if x.size == size:
+        return cpu.quantise(x, code, seed, residual, left)[0]
+    fill = (0, size - x.size)
+    late, room = None if residual is None else np.pad(residual, fill), None if left is None else np.empty(size, x.dtype)
+    data, rest = cpu.quantise(np.pad(x, fill), code, seed, late, room)
+    if left is not None and rest is not None:
+        left[...] = rest[: x.size]
+    return data

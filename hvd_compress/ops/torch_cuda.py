@@ -1,0 +1,91 @@
+"""The primitives in PyTorch on a GPU, the hot ones by kernels; of float32 only, others are composed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hvd_compress.collectives import Array
+from hvd_compress.kernels import cuda
+from hvd_compress.ops.code import Code
+from hvd_compress.ops.torch import TorchOps
+
+
+class TorchCudaOps(TorchOps):
+    """See `hvd_compress.ops.Ops`."""
+
+    def _fits(self, *arrays: Tensor) -> bool:
+        return all(x.dtype == torch.float32 and 0 < x.numel() < 2**31 for x in arrays)
+
+    def fill(self, place: Tensor, grad: Tensor, scale: float) -> float | Tensor:
+        if scale != 1 or not (grad.is_contiguous() and self._fits(place)) or grad.dtype == torch.float64:
+            return super().fill(place, grad, scale)
+        return torch.where(cuda.put_finite(place, grad.view(-1)), 0.0, torch.nan)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.add(x, y, out=x) if x.dtype == y.dtype else x + y
+
+    def subtract(self, x: Tensor, y: Tensor) -> Tensor:
+        return x.sub_(y)
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        return x.mul_(factor)
+
+    def quantise(
+        self, x: Tensor, code: Code, seed: Any = 0, residual: Tensor | None = None, keep: bool = False
+    ) -> tuple[Array, Array | None]:
+        if not self._fits(x):
+            return super().quantise(x, code, seed, residual, keep)
+        return cuda.quantise(x, code, seed, residual, keep, x if keep else None)
+
+    def dequantise(self, rows: Tensor, code: Code, n: int, dtype: str, join: bool = False) -> Array:
+        if dtype != "float32" or not n:
+            return super().dequantise(rows, code, n, dtype, join)
+        return cuda.dequantise(rows, code, n, join)
+
+    def to_lanes(self, rows: Tensor, limits: Tensor, top: int, width: int, seed: Any) -> Array:
+        if not self._fits(rows, limits):
+            return super().to_lanes(rows, limits, top, width, seed)
+        return cuda.to_lanes(rows, limits, top, width, seed)
+
+    def from_lanes(self, packed: Tensor, limits: Tensor, top: int, width: int, rows: int, columns: int) -> Array:
+        if not self._fits(limits):
+            return super().from_lanes(packed, limits, top, width, rows, columns)
+        return cuda.from_lanes(packed, limits, top, width, rows, columns)
+
+    def rotate(self, x: Tensor, seed: Any, block: int) -> Array:
+        if not self._fits(x):
+            return super().rotate(x, seed, block)
+        return cuda.rotate(x, seed, block)
+
+    def unrotate(self, rows: Tensor, seed: Any) -> Array:
+        return cuda.unrotate(rows, seed) if self._fits(rows) else super().unrotate(rows, seed)
+
+    def norms(self, rows: Tensor) -> Array:
+        return cuda.norms(rows) if self._fits(rows) else super().norms(rows)
+
+    def above(self, x: Tensor, threshold: Any) -> Array:
+        return cuda.above(x, threshold) if self._fits(x) else super().above(x, threshold)
+
+    def top_indices(self, x: Tensor, k: int) -> Array:
+        return cuda.top_indices(x, k) if self._fits(x) else super().top_indices(x, k)
+
+    def kth_magnitude(self, x: Tensor, k: int) -> Array:
+        return cuda.kth_magnitude(x, k) if self._fits(x) else super().kth_magnitude(x, k)
+
+    def scatter_sum(self, n: int, dtype: str, pieces: Sequence[tuple[Tensor, Tensor]]) -> Array:
+        total = self.zeros((n,), dtype)
+        for indices, values in pieces:
+            values = self.cast(values, dtype)
+            total = cuda.add_at(total, indices, values) if self._fits(total) else self.add_at(total, indices, values)
+        return total
+
+    def accelerate(
+        self, x: Tensor, velocity: Tensor, residual: Tensor, momentum: float, nesterov: bool
+    ) -> tuple[Array, Array]:
+        if not self._fits(x):
+            return super().accelerate(x, velocity, residual, momentum, nesterov)
+        return cuda.accelerate(x, velocity, residual, momentum, nesterov)
