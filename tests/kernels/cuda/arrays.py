@@ -1,0 +1,156 @@
+"""All but codes: the kernels give what the oracle gives. See test_cuda.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from kernels.cuda.device import DEVICE, get, put
+
+from hvd_compress.kernels.cuda import (
+    above,
+    accelerate,
+    add_at,
+    cast,
+    from_bfloat16,
+    kth_magnitude,
+    put_finite,
+    rotate,
+    rotation,
+    to_bfloat16,
+    top_indices,
+    unrotate,
+    write_sketch,
+)
+from hvd_compress.methods.homomorphic import HASHES, Sketch
+from hvd_compress.ops.numpy import NumpyOps
+
+Arr = npt.NDArray[Any]
+
+ORACLE = NumpyOps()
+SIZES = (0, 1, 7, 513, 1500, 5000)
+
+
+def normal(n: int, seed: int = 1) -> Arr:
+    """Numbers to work on."""
+    return np.random.default_rng(seed).standard_normal(n).astype(np.float32)
+
+
+def same(mine: torch.Tensor, expected: Arr) -> None:
+    """Assert equal bits, shape and dtype."""
+    array = get(mine)
+    assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
+    np.testing.assert_array_equal(np.frombuffer(array.tobytes(), np.uint8), np.frombuffer(expected.tobytes(), np.uint8))
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("block", [1, 2, 64, 1024, 4096, 2**13])
+def test_rotation(n: int, block: int) -> None:
+    x = normal(n)
+    rows = ORACLE.rotate(x.copy(), 2**31 + 5, block)
+    mine = rotate(put(x), 2**31 + 5, block)
+    np.testing.assert_allclose(get(mine), rows, atol=3e-6)
+    assert get(mine).shape == rows.shape and mine.dtype == torch.float32
+    np.testing.assert_allclose(get(unrotate(mine, 2**31 + 5)), ORACLE.unrotate(rows.copy(), 2**31 + 5), atol=6e-6)
+
+
+def test_rotation_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rotation, "_TILE", 64)
+    monkeypatch.setattr(rotation, "_RADIX", 8)
+    x = normal(900)
+    for block in (2**7, 2**10):  # 64 * 2 and 64 * 8 * 2
+        rows = ORACLE.rotate(x.copy(), 5, block)
+        np.testing.assert_allclose(get(rotate(put(x), 5, block)), rows, atol=6e-6)
+        np.testing.assert_allclose(get(unrotate(put(rows), 5))[:900], x, atol=6e-6)
+
+
+def test_rotation_in_place() -> None:
+    """Rows are overwritten when they are rotated back, but not what they come from."""
+    x = put(normal(4096))
+    rows = rotate(x, 5, 1024)
+    np.testing.assert_array_equal(get(x), normal(4096))
+    assert rows.data_ptr() == unrotate(rows, 5).data_ptr()
+
+
+@pytest.mark.parametrize("n", SIZES[1:])
+@pytest.mark.parametrize("kind", ["distinct", "ties", "zeros", "infinite"])
+def test_selection(kind: str, n: int) -> None:
+    x = normal(n)
+    x = {"distinct": x, "ties": np.round(x), "zeros": np.copysign(0, x), "infinite": x * np.float32(1e-42)}[kind]
+    x[n // 2 :: 700] = np.inf if kind == "infinite" else x[n // 2 :: 700]
+    array = put(x)
+    for k in sorted({1, n // 100 + 1, max(1, n - 1), n}):
+        same(top_indices(array, k), ORACLE.top_indices(x, k))
+        same(kth_magnitude(array, k), np.asarray(ORACLE.kth_magnitude(x, k)))
+    for threshold in (np.float32(0.5), 0.0, -1.0, float(abs(x[0])), np.inf):
+        same(above(array, threshold), ORACLE.above(x, np.float32(threshold)))
+
+
+def test_selection_of_nothing() -> None:
+    same(top_indices(put(normal(9)), 0), np.zeros(0, np.int64))
+    same(above(put(normal(0)), 0.5), np.zeros(0, np.int64))
+    same(above(put(normal(9)), put(np.asarray(0.5))), ORACLE.above(normal(9), np.float32(0.5)))
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum(n: int, nesterov: bool) -> None:
+    x, velocity, residual = normal(n, 1), normal(n, 2), normal(n, 3)
+    expected = ORACLE.accelerate(x.copy(), velocity, residual, 0.9, nesterov)
+    tensors = (put(x), put(velocity), put(residual))
+    mine = accelerate(*tensors, 0.9, nesterov)
+    for a, b in zip(mine, expected, strict=True):
+        same(a, b)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_scatter_add(n: int) -> None:
+    x, values = normal(n, 1), normal(n // 2, 2)
+    indices = np.sort(np.random.default_rng(3).permutation(n)[: n // 2])
+    mine = add_at(put(x), put(indices), put(values))
+    same(mine, ORACLE.add_at(x, indices, values))
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_copy_of_what_is_finite(n: int, dtype: torch.dtype) -> None:
+    x, residual = put(normal(n, 1)).to(dtype), put(normal(n, 2))
+    out = torch.full((n,), 7.0, device=DEVICE)
+    finite = put_finite(out, x)
+    assert finite.shape == () and finite and torch.equal(out, x.float())
+    assert put_finite(residual, x, residual.clone()) and torch.equal(residual, put(normal(n, 2)) + out)
+    for bad in (np.inf, -np.inf, np.nan):
+        for place in {0, n // 2, n - 1} if n else ():
+            broken = x.clone()
+            broken[place] = bad
+            assert not put_finite(out, broken) and not out.any()
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # which is meant
+@pytest.mark.parametrize("n", SIZES)
+def test_casts(n: int) -> None:
+    x = normal(n) * np.exp(np.linspace(-90, 88, n)).astype(np.float32)
+    x[:3] = [0.0, -0.0, np.inf][:n]
+    half = cast(put(x), torch.float16)
+    same(half, ORACLE.cast(x, "float16"))
+    same(cast(half, torch.float32), get(half).astype(np.float32))
+    x[x == np.inf] = 1 + 2**-8
+    x[3:5] = [1 + 3 * 2**-8, -1 - 2**-8][: max(0, n - 3)]  # half-way, above an odd and an even one
+    mine = to_bfloat16(put(x))
+    same(mine, ORACLE.to_bfloat16(x))
+    same(from_bfloat16(mine), ORACLE.from_bfloat16(get(mine)))
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("peak", [0.0, 1e-41, 0.7, 3e38])
+def test_sketch(n: int, peak: float) -> None:
+    sketch = Sketch(100, 50, 57, "float32")
+    union = (np.random.default_rng(4).random(n) < 0.3).astype(np.uint8)
+    x = np.random.default_rng(5).uniform(-1, 1, n).astype(np.float32) * np.float32(peak)
+    most, key = np.array([peak], np.float32), np.array([1234567890], np.int64)
+    x[::2] *= np.float32(2**-36)  # in units of 2**-57 of the largest, not all of these are integers
+    tensors = (put(union), put(key), put(most), put(x))
+    same(write_sketch(*tensors, sketch.table, sketch.bits, HASHES), sketch.write(union, key, most, x))
