@@ -33,7 +33,17 @@ class Factory(Generic[C]):
         """Make a compressor.
 
         Args:
-            merge: How gradients are put into buckets; see `hvd_compress.merging.plan`.
+            merge: How gradients are put into buckets: ``"auto"``, a number of them, ``"layer"``, ``"bytes:64MB"``, or
+                a partition that was found before, such as ``"at:12,40"``; see `hvd_compress.merging.plan`.
+
+                With ``"auto"``, PyTorch's optimizers begin with two buckets and look for the partition that makes the
+                fastest steps, in at most the first 100 steps of the training itself. What was found is logged, by
+                ``logging.getLogger("hvd_compress")``, and saved with the state. As it goes by the clock, two runs may
+                differ in it, and so in their results: for the same bits, take what one of them has logged.
+
+                Where there is no search, ``"auto"`` stands for two buckets: in TensorFlow, in direct calls of
+                ``hvd.allreduce``, in elastic jobs, and with methods that keep what another bucket cannot take over
+                (``twoway=on`` with feedback, ``loco``).
             **params: Hyper-parameters and options, as in spec strings (see `hvd_compress.parse`).
 
         Raises:
@@ -84,7 +94,7 @@ class Catalogue(Generic[C]):
             rules: Patterns of parameter names, as in `fnmatch`, and what to do with them: a spec string or a method.
                 The first that fits counts; where none does, gradients are not compressed. For example
                 ``{"conv1.*": "none", "embed*": "topk:ratio=0.001", "*": "powersgd"}``.
-            merge: See `hvd_compress.merging.plan`.
+            merge: See `Factory.__call__`.
 
         Raises:
             SpecError: If a name or a value is not known or not allowed.
@@ -97,7 +107,7 @@ class Catalogue(Generic[C]):
         Args:
             methods: The step (counted from 0) from which on a method is in force: a spec string or a method. For
                 example ``{0: "none", 500: "topk:ratio=0.1", 5000: "topk:ratio=0.01"}``.
-            merge: See `hvd_compress.merging.plan`.
+            merge: See `Factory.__call__`.
 
         Raises:
             SpecError: If a name or a value is not known or not allowed.

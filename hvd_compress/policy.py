@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -53,6 +53,9 @@ class Selective(Wrapper):
 
     def init(self, ops: Ops, bucket: Bucket, size: int) -> State:
         return self.inner.init(ops, bucket, size)
+
+    def pieces(self, bucket: Bucket) -> Mapping[str, Sequence[int]]:
+        return self.inner.pieces(bucket)
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
         return self.inner.exchange(ops, bucket, x, state, world)
@@ -249,10 +252,18 @@ class Phases(Method):
                 )
         return Phases(tuple(zip([begin for begin, _ in self.phases], carriers, strict=True)))
 
+    @property
+    def _bare(self) -> list[Method]:
+        """The methods without error feedback, whose residual is kept here."""
+        return [method.inner if isinstance(method, ErrorFeedback) else method for _, method in self.phases]
+
     def init(self, ops: Ops, bucket: Bucket, size: int) -> PhasesState:
-        bare = [method.inner if isinstance(method, ErrorFeedback) else method for _, method in self.phases]
         zeros = ops.zeros((bucket.numel,), bucket.dtype)
-        return PhasesState(0, zeros, tuple(method.init(ops, bucket, size) for method in bare))
+        return PhasesState(0, zeros, tuple(method.init(ops, bucket, size) for method in self._bare))
+
+    def pieces(self, bucket: Bucket) -> Mapping[str, Sequence[int]]:
+        named = [method.pieces(bucket) for method in self._bare]
+        return {f"inner.{i}.{path}": lengths for i, found in enumerate(named) for path, lengths in found.items()}
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: PhasesState, world: World) -> Exchanging:
         def run(number: int) -> Exchanging:

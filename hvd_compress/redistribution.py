@@ -6,6 +6,7 @@ All of it in numpy and without communication: `hvd_compress.checkpoint` and `hvd
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
@@ -114,9 +115,9 @@ class Kept(NamedTuple):
 def inherit(fresh: Kept, formers: Sequence[Kept]) -> dict[str, Any]:
     """Carry over to a new bucket what former buckets of the same rank kept of the same parameters.
 
-    Vectors over a bucket, such as residuals, are taken over parameter by parameter, counters from the first bucket of
-    the same method. What cannot be cut by parameters, such as the factors of low-rank methods, is taken over by a
-    bucket of the very same parameters alone. The same on all ranks if it is called alike on all.
+    What is kept of each gradient, such as residuals and the factors of low-rank methods, is taken over parameter by
+    parameter, counters from the first bucket of the same method, and all else by a bucket of the very same parameters
+    alone (see `divisible`). The same on all ranks if it is called alike on all.
 
     Args:
         fresh: The new bucket with a new state.
@@ -130,24 +131,33 @@ def inherit(fresh: Kept, formers: Sequence[Kept]) -> dict[str, Any]:
     for path, new in fresh.leaves.items():
         if np.shape(new) == () and formers:
             leaves[path] = formers[0].leaves[path]
-        elif np.shape(new) == (fresh.bucket.numel,):
-            leaves[path] = _joined(path, fresh, formers)
+        elif places := _places(path, fresh):
+            leaves[path] = _joined(path, deepcopy(new), places, formers)
     return leaves
 
 
-def _joined(path: str, fresh: Kept, formers: Sequence[Kept]) -> Any:
-    """A vector over a bucket, with the pieces of all parameters that former buckets had."""
-    vector = np.array(fresh.leaves[path])
-    places = _places(fresh)
+def divisible(kept: Kept, roles: Mapping[str, Role]) -> bool:
+    """Whether other buckets of the same parameters `inherit` all that this one keeps: nothing is lost."""
+    return all(
+        np.shape(leaf) == () or (roles[path] is not Role.SERVED and _places(path, kept))
+        for path, leaf in kept.leaves.items()
+    )
+
+
+def _joined(path: str, vector: Any, places: Mapping[Any, slice], formers: Sequence[Kept]) -> Any:
+    """A leaf with the pieces of all parameters that former buckets had."""
     for former in formers:
-        for name, place in _places(former).items():
+        for name, place in _places(path, former).items():
             if name in places and _length(place) == _length(places[name]):
                 vector[places[name]] = former.leaves[path][place]
     return vector
 
 
-def _places(kept: Kept) -> dict[Any, slice]:
-    sizes = kept.bucket.sizes
+def _places(path: str, kept: Kept) -> dict[Any, slice]:
+    """Where the pieces of the parameters are in a leaf; none if it cannot be cut by parameters."""
+    sizes = kept.method.pieces(kept.bucket).get(path, kept.bucket.sizes)
+    if np.shape(kept.leaves[path]) != (sum(sizes),):
+        return {}
     ends = accumulate(sizes)
     return {name: slice(end - size, end) for name, end, size in zip(kept.names, ends, sizes, strict=True)}
 

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from hvd_compress.collectives import World
-from hvd_compress.errors import StateError
+from hvd_compress.errors import SpecError, StateError
 from hvd_compress.group import Group
+from hvd_compress.merging import Merge, check_merge
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.redistribution import Former, Kept, Leaves, redistribute
 from hvd_compress.roles import Role
@@ -29,12 +30,16 @@ class SavedSession(NamedTuple):
         size: How many there were.
         steps: How many steps there had been: the same on all ranks that have saved together.
         buckets: The states.
+        merge: The partition that the buckets are of; None if it was not saved: that of the session.
+        search: Timings of the search for a better one so far; None if it has ended.
     """
 
     rank: int
     size: int
     steps: int
     buckets: Buckets
+    merge: Merge | None = None
+    search: Sequence[Sequence[float]] | None = None
 
 
 class Saved(NamedTuple):
@@ -85,12 +90,20 @@ def from_dict(state: Any, convert: Callable[[Any], Any]) -> Saved:
                     str(key): {str(path): convert(leaf) for path, leaf in leaves.items()}
                     for key, leaves in session["buckets"].items()
                 },
+                *_partition(session.get("merge"), session.get("search")),
             )
             for name, session in state["sessions"].items()
         }
         return Saved(str(state["method"]), int(state["rank"]), int(state["size"]), sessions)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, SpecError, TypeError, ValueError) as error:
         raise StateError(f"this state of a compressor is damaged: {error!r}; take another one") from error
+
+
+def _partition(merge: Any, search: Any) -> tuple[Merge | None, list[tuple[float, ...]] | None]:
+    """Read what a session has saved of its partition and the search for it."""
+    if merge is not None:
+        check_merge(merge)
+    return merge, None if search is None else [tuple(map(float, timing)) for timing in search]
 
 
 class Restorable(Protocol):
@@ -98,8 +111,8 @@ class Restorable(Protocol):
 
     group: Group
 
-    def by_bucket(self) -> Mapping[str, Kept]:
-        """The states of all buckets."""
+    def by_bucket(self, merge: Merge | None = None) -> Mapping[str, Kept]:
+        """The states of all buckets; new ones for a partition that was saved, if the session can go on with it."""
 
     def restore(self, saved: SavedSession) -> None:
         """Take over states that have been checked."""
@@ -144,12 +157,16 @@ class Loaded:
         Raises:
             StateError: If something does not fit.
         """
-        found = {name: self.find(name, s.by_bucket(), s.group.world) for name, s in sessions.items()}
+        found = {name: self.find(name, s.by_bucket(self._merge(name)), s.group.world) for name, s in sessions.items()}
         given = {name: saved for name, saved in found.items() if saved is not None}
         for name, saved in given.items():
             sessions[name].restore(saved)
             self.forget(name)
         return set(given)
+
+    def _merge(self, name: str) -> Merge | None:
+        """The partition that a session was saved with; None if nothing is known of it."""
+        return next((saved.sessions[name].merge for saved in self._saved if name in saved.sessions), None)
 
     def rest(self) -> dict[str, SavedSession]:
         """What still waits, to be saved again as it is.
@@ -205,7 +222,7 @@ def restored(saved: Sequence[Saved], name: str, fresh: Mapping[str, Kept], world
             if alone
             else redistribute(kept.leaves, expected, kept.bucket.numel, formers, first.size, world)
         )
-    return SavedSession(*world, first.steps, buckets)
+    return first._replace(rank=world.rank, size=world.size, buckets=buckets)
 
 
 def _check(key: str, fresh: Leaves, saved: Leaves, free: Sequence[Role], expected: Mapping[str, Role]) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -45,6 +43,23 @@ class Stats(NamedTuple):
 Phase = Literal["encode", "wait", "decode"]
 
 
+class Timer:
+    """Adds the time of a block to a phase of a meter."""
+
+    __slots__ = ("_begin", "_inside", "_meter", "_phase")
+
+    def __init__(self, meter: Meter, phase: Phase) -> None:
+        self._meter, self._phase = meter, phase
+
+    def __enter__(self) -> None:
+        self._inside, self._begin = self._meter.total, time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        meter, phase = self._meter, self._phase
+        own = time.perf_counter() - self._begin - (meter.total - self._inside)
+        setattr(meter, phase, getattr(meter, phase) + own)
+
+
 @dataclass
 class Meter:
     """Counts for `Stats`."""
@@ -56,15 +71,14 @@ class Meter:
     wait: float = 0.0
     decode: float = 0.0
 
-    @contextmanager
-    def time(self, phase: Phase) -> Iterator[None]:
+    def time(self, phase: Phase) -> Timer:
         """Add the time of a block to a phase; time inside an inner block counts there only."""
-        begin, inside = time.perf_counter(), self.encode + self.wait + self.decode
-        try:
-            yield
-        finally:
-            nested = self.encode + self.wait + self.decode - inside
-            setattr(self, phase, getattr(self, phase) + time.perf_counter() - begin - nested)
+        return Timer(self, phase)
+
+    @property
+    def total(self) -> float:
+        """The time of all phases."""
+        return self.encode + self.wait + self.decode
 
     def read(self, waits: bool) -> Stats:
         """The totals; ``waits`` tells whether waiting was measured."""

@@ -15,11 +15,11 @@ COMPRESSION: Catalogue[tuple[Method, Merge]] = Catalogue(lambda method, merge: (
 
 
 def test_names() -> None:
-    assert COMPRESSION.none == (parse("none"), 2)
+    assert COMPRESSION.none == (parse("none"), "auto")
     assert COMPRESSION.fp16 is COMPRESSION.fp16
     assert COMPRESSION.topk(ratio=0.1, feedback=False, merge=3) == (parse("topk:ratio=0.1,feedback=off"), 3)
     assert COMPRESSION.parse("int8", merge="layer") == (parse("int8"), "layer")
-    assert COMPRESSION.parse(parse("int8")) == (parse("int8"), 2)
+    assert COMPRESSION.parse(parse("int8")) == (parse("int8"), "auto")
     assert set(REGISTRY) <= set(dir(COMPRESSION))
 
 

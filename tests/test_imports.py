@@ -16,9 +16,10 @@ FRAMEWORKS = ("torch", "tensorflow", "horovod", "keras", "mpi4py")
 
 LAYERS = [
     ["_version", "errors"],
-    ["bucket", "roles"],
+    ["bucket", "roles", "cluster"],
     ["collectives"],
     ["ops", "group"],
+    ["kernels"],
     ["packing"],
     ["lowering"],
     ["methods.base"],
@@ -29,7 +30,7 @@ LAYERS = [
     ["policy"],
     ["spec"],
     ["merging", "state", "stats"],
-    ["redistribution"],
+    ["redistribution", "search"],
     ["saved"],
     ["checkpoint"],
     ["local", "agreement", "face"],

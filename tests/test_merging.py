@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hvd_compress import parse
 from hvd_compress.bucket import Bucket
 from hvd_compress.errors import SpecError
-from hvd_compress.merging import Gradient, Merge, plan
+from hvd_compress.merging import Gradient, Merge, merged_sizes, pin, plan, start
 from hvd_compress.methods.cast import Dense
 
 MODEL = [Gradient(f"w{i}", (64, 64), "float32") for i in range(6)]
@@ -32,16 +32,61 @@ def members(merge: Merge, gradients: list[Gradient] = MODEL) -> list[tuple[int, 
         ("bytes:40000", [(5, 4), (3, 2), (1, 0)]),
         ("bytes:1", [(5,), (4,), (3,), (2,), (1,), (0,)]),
         ("bytes:1GB", [(5, 4, 3, 2, 1, 0)]),
+        ("auto", [(5, 4, 3), (2, 1, 0)]),
+        ("at:1", [(5,), (4, 3, 2, 1, 0)]),
+        ("at:2,5", [(5, 4), (3, 2, 1), (0,)]),
     ],
 )
 def test_cuts(merge: Merge, expected: list[tuple[int, ...]]) -> None:
     assert members(merge) == expected
 
 
-@pytest.mark.parametrize("merge", [0, -1, True, 1.5, "two", "bytes:", "bytes:0", "bytes:64TB", "auto", None])
+BAD = [0, -1, True, 1.5, "two", "bytes:", "bytes:0", "bytes:64TB", "automatic", None]
+BAD_POSITIONS = ["at:", "at:0", "at:0,3", "at:3,3", "at:3,2", "at:-1", "at:1.5", "at:1,", "at:a", "at 3"]
+
+
+@pytest.mark.parametrize("merge", [*BAD, *BAD_POSITIONS])
 def test_bad_merge(merge: object) -> None:
-    with pytest.raises(SpecError, match="merge must be a number of buckets"):
+    with pytest.raises(SpecError, match=r"merge=.* is not allowed: merge must be a number of buckets .*'at:12,40'"):
         plan(MODEL, TOPK, merge)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("merge", ["at:6", "at:2,17"])
+def test_positions_beyond_the_last_gradient(merge: str) -> None:
+    message = rf"merge='{merge}' is not allowed here: with 6 compressed gradients, positions must be in 1 \.\. 5"
+    with pytest.raises(SpecError, match=message):
+        plan(MODEL, TOPK, merge)
+
+
+def test_dense_and_empty_gradients_have_no_position() -> None:
+    """As they are cut by nothing; neither a partition nor its search sees them."""
+    model = [MODEL[0], Gradient("bias", (64,), "float32"), Gradient("empty", (0, 9), "float32"), *MODEL[1:3]]
+    assert members("at:1,2", model) == [(4,), (3,), (0,), (1,)]
+    assert merged_sizes(model, TOPK) == [4 * 64 * 64] * 3
+    with pytest.raises(SpecError, match="with 3 compressed gradients"):
+        plan(model, TOPK, "at:3")
+
+
+def test_positions_stand_for_times_of_backward() -> None:
+    """Where precisions are kept apart, each has a bucket for each part of backward in which it has gradients."""
+    model = [MODEL[0]._replace(dtype="float64" if double else "float32") for double in (0, 1, 0, 0, 1, 0, 0)]
+    assert members("at:1,3", model) == [(6,), (5,), (3, 2, 0), (4,), (1,)]
+    assert members("auto", model) == members("at:4", model)
+    model = [one._replace(dtype="float64" if i > 2 else "float32") for i, one in enumerate(MODEL)]
+    assert members("auto", model) == [(5, 4), (3,), (2, 1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cuts"), [([], ()), ([9], ()), ([1, 1], (1,)), ([1, 1, 1, 9], (3,)), ([9, 1, 1], (1,)), ([2, 1, 2], (2,))]
+)
+def test_the_start_has_two_buckets_of_about_equal_bytes(sizes: list[int], cuts: tuple[int, ...]) -> None:
+    assert start(sizes) == cuts
+
+
+@pytest.mark.parametrize("merge", [1, "at:1", "at:2,3,5"])
+def test_a_partition_can_be_pinned(merge: Merge) -> None:
+    ends = [len(part) for part in members(merge)]
+    assert pin(tuple(sum(ends[:i]) for i in range(1, len(ends)))) == merge
 
 
 def test_dense_gradients_share_a_bucket() -> None:
@@ -68,7 +113,9 @@ def test_empty_gradients_travel_in_no_bucket() -> None:
 
 @given(
     st.lists(st.tuples(st.integers(0, 5000), st.booleans()), max_size=30),
-    st.one_of(st.integers(1, 40), st.just("layer"), st.integers(1, 10**6).map(lambda n: f"bytes:{n}")),
+    st.one_of(
+        st.integers(1, 40), st.sampled_from(["layer", "auto"]), st.integers(1, 10**6).map(lambda n: f"bytes:{n}")
+    ),
 )
 def test_any_model_is_covered_once(sizes: list[tuple[int, bool]], merge: Merge) -> None:
     model = [Gradient(f"w{i}", (size, 4), "float64" if double else "float32") for i, (size, double) in enumerate(sizes)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,19 +55,22 @@ class ACPSGD(LowRank):
     def init(self, ops: Ops, bucket: Bucket, size: int) -> ACPSGDState:
         return ACPSGDState(0, self.draw(ops, bucket, "left"), self.draw(ops, bucket, "right"))
 
+    def pieces(self, bucket: Bucket) -> Mapping[str, Sequence[int]]:
+        return {"p": self.lengths(bucket, "left"), "q": self.lengths(bucket, "right")}
+
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: ACPSGDState, world: World) -> Exchanging:
         ms = self.matrices(ops, bucket, x)
 
         def left() -> Exchanging:
             qs = [ops.orthogonalise(q) for q in self.right(ops, bucket, state.q)]
-            mine = [m @ q for m, q in zip(ms, qs, strict=True)]
+            mine = [ops.project(m, q) for m, q in zip(ms, qs, strict=True)]
             p = yield AllReduce(flat(ops, mine))
             total = ops.products(self.left(ops, bucket, p), qs)
             return Exchange(total, (mine, qs), ACPSGDState(state.step + 1, p / world.size, flat(ops, qs)))
 
         def right() -> Exchanging:
             ps = [ops.orthogonalise(p) for p in self.left(ops, bucket, state.p)]
-            mine = [ops.transpose(m) @ p for m, p in zip(ms, ps, strict=True)]
+            mine = [ops.project_back(m, p) for m, p in zip(ms, ps, strict=True)]
             q = yield AllReduce(flat(ops, mine))
             total = ops.products(ps, self.right(ops, bucket, q))
             return Exchange(total, (ps, mine), ACPSGDState(state.step + 1, flat(ops, ps), q / world.size))

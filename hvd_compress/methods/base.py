@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -77,6 +77,16 @@ class Method(ABC):
         """Make the state before the first step of ``size`` ranks; equal on all of them."""
         del ops, bucket, size
         return ()
+
+    def pieces(self, bucket: Bucket) -> Mapping[str, Sequence[int]]:
+        """Say how leaves of the state are made of pieces, one for each gradient, so that buckets can be cut anew.
+
+        Returns:
+            The lengths of the pieces by the names of the leaves (see `hvd_compress.state.flatten`). Vectors over the
+            bucket, whose pieces are as long as the gradients, need not be named.
+        """
+        del bucket
+        return {}
 
     @abstractmethod
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
@@ -156,6 +166,9 @@ class Wrapper(Method):
 
     def compresses(self, shape: Shape) -> bool:
         return self.inner.compresses(shape)
+
+    def pieces(self, bucket: Bucket) -> Mapping[str, Sequence[int]]:
+        return {f"inner.{path}": lengths for path, lengths in self.inner.pieces(bucket).items()}
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
         total, _, inner, _ = yield from self.inner.dense(ops, bucket, x, state.inner, world)

@@ -87,9 +87,13 @@ class LowRank(Method):
         parts = ops.split(flat, [n * f.rank for n, f in zip(lengths, factors, strict=True)])
         return [ops.reshape(part, (-1, f.rank)) for part, f in zip(parts, factors, strict=True)]
 
+    def lengths(self, bucket: Bucket, side: str) -> list[int]:
+        """Numbers in the factor of each matrix, on one side (``"left"`` or ``"right"``)."""
+        return [(f.rows if side == "left" else f.columns) * f.rank for f in self.factors(bucket)]
+
     def draw(self, ops: Ops, bucket: Bucket, side: str) -> Array:
         """Normally distributed factors of one side (``"left"`` or ``"right"``), from a generator of their own."""
-        size = sum((f.rows if side == "left" else f.columns) * f.rank for f in self.factors(bucket))
+        size = sum(self.lengths(bucket, side))
         rng = np.random.default_rng(mix_seed(self.seed, bucket.seed, *([1] if side == "left" else [])))
         return ops.constant(rng.standard_normal(size).astype(bucket.dtype))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,13 +62,16 @@ class PowerSGD(LowRank):
     def init(self, ops: Ops, bucket: Bucket, size: int) -> PowerSGDState:
         return PowerSGDState(self.draw(ops, bucket, "right"))
 
+    def pieces(self, bucket: Bucket) -> Mapping[str, Sequence[int]]:
+        return {"q": self.lengths(bucket, "right")}
+
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: PowerSGDState, world: World) -> Exchanging:
         ms, q = self.matrices(ops, bucket, x), state.q
         for _ in range(self.iterations):
             qs = [ops.orthogonalise(q) for q in self.right(ops, bucket, q)]
-            summed = yield AllReduce(flat(ops, [m @ q for m, q in zip(ms, qs, strict=True)]), donate=True)
+            summed = yield AllReduce(flat(ops, [ops.project(m, q) for m, q in zip(ms, qs, strict=True)]), donate=True)
             ps = [ops.orthogonalise(p) for p in self.left(ops, bucket, summed)]
-            mine = [ops.transpose(m) @ p for m, p in zip(ms, ps, strict=True)]
+            mine = [ops.project_back(m, p) for m, p in zip(ms, ps, strict=True)]
             q = yield AllReduce(flat(ops, mine))
 
         total = ops.products(ps, self.right(ops, bucket, q))

@@ -10,7 +10,7 @@ from torch import Tensor
 from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllReduce, World
 from hvd_compress.methods.base import Method
-from hvd_compress.ops.torch import TorchOps
+from hvd_compress.ops.torch import torch_ops
 from hvd_compress.stats import Meter
 
 
@@ -31,7 +31,7 @@ class Alone:
         """Give what Horovod is to allreduce, and what it has to give back to `decompress`."""
         with self._meter.time("encode"):
             bucket = Bucket("", (tuple(tensor.shape),), str(tensor.dtype).removeprefix("torch."))
-            exchanging = self._method.exchange(TorchOps(tensor.device), bucket, tensor, (), World(0, 1))
+            exchanging = self._method.exchange(torch_ops(tensor.device), bucket, tensor, (), World(0, 1))
             message = next(exchanging)
             assert isinstance(message, AllReduce)
         self._meter.steps += self._in_decompress  # the first after a decompress begins a step

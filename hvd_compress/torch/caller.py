@@ -250,9 +250,14 @@ def incarnation() -> object:
     return table
 
 
-def is_reduced(carrier: Tensor) -> bool:
-    """Whether Horovod has reduced a tensor, in place; for optimizers."""
-    return any(hvd.poll(handle) for handle in _handles_of([carrier]))
+def handle_of(carrier: Tensor) -> int | None:
+    """Horovod's handle for a tensor that it reduces in place; None if it does not."""
+    return next(_handles_of([carrier]), None)
+
+
+def is_done(handle: int | None) -> bool:
+    """Whether Horovod has done what a handle stands for."""
+    return handle is not None and bool(hvd.poll(handle))
 
 
 def settle(carriers: Sequence[Tensor]) -> None:

@@ -143,7 +143,9 @@ class TorchCompressor(Compressor):  # type: ignore[misc]  # Horovod is not typed
             group,
             self._sessions.label(label, {id(p) for _, p in members}),
             caller.full_carrier(optimizer),
+            replaces=True,
         )
+        session.search()
         self._sessions.begin(optimizer, session)
         return self._restored(session)
 
@@ -166,8 +168,15 @@ class TorchCompressor(Compressor):  # type: ignore[misc]  # Horovod is not typed
         facts = [Gradient(str(name), tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in members]
         return agreement.describe(self.method, self.merge, facts)
 
-    def _make(self, members: Sequence[Member], group: Group, label: str, full: Callable[[int], float]) -> Session:
-        return Session(self.method, self.merge, members, group, self._meter, label, self._scale, full)
+    def _make(
+        self,
+        members: Sequence[Member],
+        group: Group,
+        label: str,
+        full: Callable[[int], float],
+        replaces: bool = False,
+    ) -> Session:
+        return Session(self.method, self.merge, members, group, self._meter, label, self._scale, full, replaces)
 
     def _restored(self, session: Session) -> Session:
         """Take over what was loaded before the session began."""

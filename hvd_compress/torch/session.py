@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import weakref
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hvd_compress import agreement
 from hvd_compress.collectives import State
 from hvd_compress.elastic import Membership
-from hvd_compress.errors import ExchangeError, UnknownParameterError, UnsupportedError
+from hvd_compress.errors import ExchangeError, SpecError, StateError, UnknownParameterError, UnsupportedError
 from hvd_compress.group import Group
-from hvd_compress.merging import Merge, gradient, plan
+from hvd_compress.merging import Merge, gradient, merged_sizes, pin, plan, start
 from hvd_compress.methods.base import Method
-from hvd_compress.redistribution import Kept, inherit
+from hvd_compress.ops.numpy import NumpyOps
+from hvd_compress.redistribution import Kept, divisible, inherit
 from hvd_compress.saved import SavedSession
+from hvd_compress.spec import to_spec
+from hvd_compress.state import flatten, roles
 from hvd_compress.stats import Meter
 from hvd_compress.torch import caller
+from hvd_compress.torch.carriers import Carriers, Factor
 from hvd_compress.torch.driver import gather_bytes
-from hvd_compress.torch.presence import Presence
 from hvd_compress.torch.scaling import LossScale
 from hvd_compress.torch.slot import Slot
+from hvd_compress.torch.tuner import Tuner
+
+_LOOKS = 4
+"""How many exchanges under way are looked at for each gradient."""
 
 
 class Ticket(NamedTuple):
@@ -86,6 +95,7 @@ class Session:
         label: A name that is the same on all ranks: part of the names of its collectives.
         loss_scale: By which the gradients are too large.
         full: What Horovod makes of a 1 on each of so many ranks.
+        replaces: The results take the place of the gradients, whose memory may be given back before.
 
     Attributes:
         waiting: How many gradients have come in this step, 0 between steps.
@@ -105,6 +115,7 @@ class Session:
         label: str,
         loss_scale: LossScale,
         full: Callable[[int], float],
+        replaces: bool = False,
     ) -> None:
         self.label = label
         self.group = group
@@ -112,33 +123,58 @@ class Session:
         self._membership = Membership(zlib.crc32(label.encode()))
         self._met: object = None
         self._full = full
+        self._replaces = replaces
         self._meter = meter
         self._loss_scale = loss_scale
-        self._presence = Presence(full(group.world.size), group.world.size)
+        self._carriers = Carriers(full(group.world.size), group.world.size, len(members))
         self._incarnation = caller.incarnation()
-        self._slots: list[Slot] = []
-        self._places: dict[int, Place] = {}
         self._parameters = {key: weakref.ref(tensor) for key, _, tensor in members}
         self._lent: set[int] = set()
-        gradients = [
+        self._gradients = [
             gradient(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), str(p.device)) for _, name, p in members
         ]
-        for planned in plan(gradients, method, merge):
-            mine = [members[i] for i in planned.members]
-            slot = Slot(
-                planned, mine[0].tensor.device, f"hvd_compress.{label}", group, meter, self._presence.is_complete
-            )
-            self._slots.append(slot)
-            for position, (key, name, _) in enumerate(mine):
-                self._places[key] = Place(name, slot, position)
+        self._method = method
+        first = pin(start(merged_sizes(self._gradients, method))) if merge == "auto" else merge
+        # A newcomer in an elastic job knows of no other partition than the first.
+        self._fixed = None if merge == "auto" and not agreement.elastic() else first
+        self._tuner: Tuner | None = None
+        self._lay_out(first)
         self._reset()
 
+    def _lay_out(self, partition: Merge) -> None:
+        """Make new slots for the buckets of a partition."""
+        self._partition = partition
+        self._slots: list[Slot] = []
+        self._places: dict[int, Place] = {}
+        keys = list(self._parameters)
+        for planned in plan(self._gradients, self._method, partition):
+            mine = [self._gradients[i] for i in planned.members]
+            prefix, device = f"hvd_compress.{self.label}", torch.device(mine[0].device)
+            slot = Slot(planned, device, prefix, self.group, self._meter, self._carriers.are_complete)
+            self._slots.append(slot)
+            for position, i in enumerate(planned.members):
+                self._places[keys[i]] = Place(self._gradients[i].name, slot, position)
+
+    def search(self) -> None:
+        """Look for the best partition from now on, if any will do and new buckets can take over all states."""
+        if self._fixed is None and all(map(divisible, self._kept(), map(roles, self.states()))):
+            self._tuner = Tuner(merged_sizes(self._gradients, self._method), f"hvd_compress.{self.label}.search")
+
+    def _change(self, partition: Merge) -> None:
+        """Go on with another partition."""
+        if partition == self._partition:
+            return
+        kept = self._kept()
+        self._lay_out(partition)
+        for slot, mine in zip(self._slots, self._kept(), strict=True):
+            slot.write(inherit(mine, kept))
+
     def _reset(self) -> None:
-        self.waiting = 0
+        self.waiting = self._taken = 0
         self._scale = 1.0
-        self._presence.reset()
-        self._factors: list[Tensor] = []
-        self._peaks: list[Tensor] = []
+        self._factor: Factor = 1.0
+        self._running: deque[Slot] = deque()
+        self._carriers.reset()
 
     def add(self, key: int, grad: Tensor, frozen: bool = False) -> tuple[Tensor, Ticket]:
         """Take in a gradient.
@@ -152,22 +188,29 @@ class Session:
             The carrier for Horovod to allreduce, and the ticket to take the result with. The carrier holds 1, so what
             comes back tells how Horovod would have scaled the sum; it is nan where the gradient is not finite.
         """
-        slot, position, carrier = None, 0, torch.ones(1, dtype=torch.float64, device=grad.device)
-        if not self.waiting:
-            self._scale = self._loss_scale.read()
-        if grad.numel():
-            slot, position = self._free_place(key, grad)
-            with self._meter.time("encode"):
+        slot, position, peak = None, 0, 0.0 if grad.device.type == "cpu" else grad.new_zeros(())
+        with self._meter.time("encode"):
+            if not self.waiting:
+                self._scale = self._loss_scale.read()
+            if grad.numel():
+                slot, position = self._free_place(key, grad)
                 peak = slot.put(position, grad, self._scale, frozen)
-                carrier = (peak * 0 + 1).to(torch.float64).reshape(1)
-                for other in self._slots:  # a later gradient is the chance to start an earlier bucket's second round
-                    if other is not slot:
-                        other.poll()
-        self._meter.gradient_bytes += grad.numel() * grad.element_size()
-        self._meter.bytes_sent += carrier.element_size()
+                self._push_on()
+                if slot.busy:
+                    self._running.append(slot)
+            carrier = self._carriers.give(peak)
+        self._meter.gradient_bytes += grad.nbytes
+        self._meter.bytes_sent += carrier.nbytes
         self.waiting += 1
-        self._presence.add(carrier)
         return carrier, Ticket(self, slot, position, grad, frozen)
+
+    def _push_on(self) -> None:
+        """Start the second rounds of buckets whose first has ended. Look at a few, the oldest."""
+        for _ in range(min(len(self._running), _LOOKS)):
+            slot = self._running.popleft()
+            slot.poll()
+            if slot.busy:
+                self._running.append(slot)
 
     def _free_place(self, key: int, grad: Tensor) -> tuple[Slot, int]:
         """Where a gradient goes that has not come yet in this step."""
@@ -185,25 +228,34 @@ class Session:
     def take(self, carrier: Tensor, ticket: Ticket) -> Tensor:
         """Give out a result; the first call of a step completes all exchanges, the last one ends the step."""
         with self._meter.time("decode"):
-            if not self._factors:
+            if not self._taken:
                 self._check(carrier)
-                self._complete()
-            factor = carrier.reshape(()) / self.group.world.size
-            self._factors.append(factor)
-            result = ticket.like
-            if ticket.frozen:
-                result = torch.zeros_like(ticket.like)
-            elif ticket.slot is not None:
-                result = self._result(ticket.slot.total(ticket.position), factor, ticket.like.dtype)
-            if len(self._factors) == self.waiting:
+                for each in self._slots:
+                    each.start()
+                self._running = deque(each for each in self._slots if each.busy)
+                self._factor = self._carriers.read(carrier)
+            factor = self._carriers.read(carrier) if self._taken else self._factor
+            self._taken += 1
+            result, slot = ticket.like, ticket.slot
+            if slot is not None:
+                self._finish(slot)
+                result = self._result(slot, ticket.position, factor, result.dtype)
+                if ticket.frozen:
+                    result.zero_()
+            if self._taken == self.waiting:
                 self._end()
         return result
 
-    def _result(self, total: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    def _result(self, slot: Slot, position: int, factor: Factor, dtype: torch.dtype) -> Tensor:
         """Scale a sum as Horovod and the loss scaler would have; note where that may have overflown."""
-        result = total.mul_(factor * self._scale).to(dtype)
-        if dtype != total.dtype or self._scale != 1:
-            self._peaks.append(torch.linalg.vector_norm(result, ord=torch.inf).double())
+        if isinstance(factor, float) and isinstance(self._factor, float) and factor == self._factor:
+            total = slot.total(position, factor * self._scale)
+        else:
+            total = slot.total(position).mul_(factor * self._scale)
+        if dtype == total.dtype and self._scale == 1:
+            return total
+        result = total.to(dtype)
+        self._carriers.doubt(result)
         return result
 
     def _check(self, carrier: Tensor) -> None:
@@ -213,30 +265,40 @@ class Session:
         """
         try:
             caller.check_not_in_scaler()
-            self._presence.check(carrier)
+            self._carriers.check(carrier)
         except UnsupportedError:
             self.abort()
             raise
 
-    def _complete(self) -> None:
-        """Finish all exchanges, round by round, so that the second rounds of the buckets overlap too."""
-        for slot in self._slots:
-            slot.start()
-        while busy := [slot for slot in self._slots if slot.busy]:
-            for slot in busy:
+    def _finish(self, slot: Slot) -> None:
+        """Finish the exchange of a bucket; the others go on meanwhile, so that their second rounds overlap."""
+        if slot.busy and self._replaces:
+            slot.release()
+        try:
+            while slot.busy:
                 slot.wait()
-        for slot in self._slots:
+                self._push_on()
             if slot.error is not None:
+                for other in self._slots:  # as all ranks do
+                    other.drain()
                 raise slot.error
+        except BaseException:
+            for other in self._slots:
+                other.give_back()
+            raise
 
     def _end(self) -> None:
         """Take over the new states, unless some rank had a gradient, or all have a result, that is not finite."""
-        finite = bool(torch.stack([*self._factors, *self._peaks]).isfinite().all())
+        for slot in self._slots:
+            self._finish(slot)
+        finite = self._carriers.are_finite()
         for slot in self._slots:
             slot.close(commit=finite)
         self._reset()
         self.steps += 1
         self._meter.steps += 1
+        if finite and self._tuner is not None and (cuts := self._tuner.end_step(self.group)) is not None:
+            self._change(pin(cuts))
 
     def abort(self) -> None:
         """Give up a step that has begun: drop what has come and keep the states of before.
@@ -245,13 +307,14 @@ class Session:
         missing or Horovod was started anew in between.
         """
         if self._incarnation is caller.incarnation():
-            lacking = self._presence.lacking
-            self._presence.assume()
+            lacking = self._carriers.lacking
+            self._carriers.assume()
             for slot in self._slots:
                 slot.settle() if lacking else slot.drain()
-            self._presence.settle()
+            self._carriers.settle()
         for slot in self._slots:
             slot.close(commit=False)
+        self._carriers.renew()
         self._reset()
 
     def states(self) -> list[State]:
@@ -265,6 +328,9 @@ class Session:
     def inherit(self, formers: Sequence[Session]) -> None:
         """Take over what former sessions have kept of the same parameters; of others they keep it."""
         kept = [one for former in formers for one in former._kept()]
+        if self._fixed is None and len(formers) == 1 and formers[0]._parameters.keys() == self._parameters.keys():
+            self._tuner = formers[0]._tuner
+            self._lay_out(formers[0]._partition)
         for slot, mine in zip(self._slots, self._kept(), strict=True):
             slot.write(inherit(mine, kept))
         for former in formers:
@@ -283,17 +349,27 @@ class Session:
         keys: dict[Slot, list[int | None]] = {slot: [] for slot in self._slots}
         for key, place in self._places.items():
             keys[place.slot].append(key if key in living else None)
-        return [Kept(keys[slot], slot.bucket, slot.method, slot.read()) for slot in self._slots]
+        return [Kept(keys[slot], slot.bucket, slot.method, flatten(slot.state)) for slot in self._slots]
 
     def saved(self) -> SavedSession:
         """The states of all buckets, as copies."""
-        return SavedSession(*self.group.world, self.steps, {slot.bucket.key: slot.read() for slot in self._slots})
+        buckets = {slot.bucket.key: slot.read() for slot in self._slots}
+        search = self._tuner.timings if self._tuner else []
+        return SavedSession(*self.group.world, self.steps, buckets, self._partition, search)
 
     def restore(self, saved: SavedSession) -> None:
-        """Take over states that have been checked."""
+        """Take over states that have been checked, and their partition if any will do."""
+        if saved.merge is not None and saved.merge != self._partition:
+            self._lay_out(saved.merge)
         self.steps = saved.steps
         for slot in self._slots:
             slot.write(saved.buckets[slot.bucket.key])
+        if self._fixed is not None:
+            self._change(self._fixed)
+        elif self._tuner is not None:
+            self._tuner.resume(saved.search)
+            if self._tuner.cuts is not None:
+                self._change(pin(self._tuner.cuts))
 
     def meet(self, process_set: Any, facts: bytes) -> None:
         """In an elastic job, find out at the first step after Horovod was started which ranks there are now.
@@ -313,12 +389,30 @@ class Session:
         )
         self._met, self.group = caller.incarnation(), group
         self._incarnation = self._met
-        self._presence.resize(self._full(group.world.size), group.world.size)
+        self._carriers.resize(self._full(group.world.size), group.world.size)
         for slot in self._slots:
             slot.group = group
         if meeting is not None and meeting.leaves:
             self.restore(SavedSession(*group.world, meeting.steps, meeting.leaves))
 
-    def by_bucket(self) -> dict[str, Kept]:
-        """The states of all buckets, by their keys."""
-        return {slot.bucket.key: kept for slot, kept in zip(self._slots, self._kept(), strict=True)}
+    def by_bucket(self, merge: Merge | None = None) -> dict[str, Kept]:
+        """The states of all buckets, by their keys; new ones for a partition that was saved.
+
+        Raises:
+            StateError: If the session cannot go on with such a partition.
+        """
+        if merge is None:
+            kept = [one._replace(leaves=slot.read()) for one, slot in zip(self._kept(), self._slots, strict=True)]
+            return {one.bucket.key: one for one in kept}
+        try:
+            planned = plan(self._gradients, self._method, merge)
+        except SpecError as error:
+            raise StateError(f"the saved buckets do not fit, the model has changed: {error}") from error
+        states = [one.method.init(NumpyOps(), one.bucket, self.group.world.size) for one in planned]
+        kept = [Kept(p.members, p.bucket, p.method, flatten(s)) for p, s in zip(planned, states, strict=True)]
+        if self._fixed not in (None, merge) and not all(map(divisible, kept, map(roles, states))):
+            raise StateError(
+                f"this state was saved with merge={merge!r}, but merge is {self._fixed!r} now, and other buckets cannot"
+                f" take over all that {to_spec(self._method)} keeps: take merge={merge!r}"
+            )
+        return {one.bucket.key: one for one in kept}

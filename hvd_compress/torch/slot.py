@@ -16,7 +16,7 @@ from hvd_compress.errors import CompressionError, ExchangeError
 from hvd_compress.group import Group
 from hvd_compress.lowering import lower
 from hvd_compress.merging import Planned
-from hvd_compress.ops.torch import TorchOps
+from hvd_compress.ops.torch import torch_ops
 from hvd_compress.state import flatten, unflatten
 from hvd_compress.stats import Meter
 from hvd_compress.torch.driver import Pending, launch
@@ -49,7 +49,7 @@ class Slot:
         all_here: Callable[[], bool],
     ) -> None:
         self.bucket, self.method = planned.bucket, planned.method
-        self.ops = TorchOps(device)
+        self.ops = torch_ops(device)
         self.state: State = self.method.init(self.ops, self.bucket, group.world.size)
         self._prefix = f"{prefix}.{self.bucket.key}"
         self.group = group
@@ -62,12 +62,14 @@ class Slot:
     def _reset(self) -> None:
         self._buffer: Tensor | None = None
         self._missing = set(range(len(self._spans)))
+        self._taken_in: list[tuple[int, Tensor]] = []
         self._frozen: list[int] = []
         self._running: Generator[Collective, Any, Exchange] | None = None
         self._held: Collective | None = None
         self._pending: Pending | None = None
         self._round = 0
         self._result: Exchange | None = None
+        self._scaled = False
         self.error: ExchangeError | None = None
 
     @property
@@ -79,7 +81,7 @@ class Slot:
         """Whether the gradient at this place has arrived in this step."""
         return position not in self._missing
 
-    def put(self, position: int, grad: Tensor, scale: float = 1.0, frozen: bool = False) -> Tensor:
+    def put(self, position: int, grad: Tensor, scale: float = 1.0, frozen: bool = False) -> float | Tensor:
         """Copy a gradient into its place; start the exchange when it was the last.
 
         Args:
@@ -89,24 +91,18 @@ class Slot:
             frozen: Its parameter is not trained: it counts as zero, and what was kept of it is forgotten.
 
         Returns:
-            Its largest magnitude, a scalar; inf or nan if the gradient is not finite.
+            A number that is inf or nan if the gradient is not finite: on the CPU a float, else a scalar of the device.
         """
         if self._buffer is None:
-            self._buffer = torch.empty(self.bucket.numel, dtype=getattr(torch, self.bucket.dtype), device=grad.device)
+            self._buffer = self.ops.empty(self.bucket.numel, self.bucket.dtype)
         place = self._buffer[self._spans[position]]
+        self._taken_in.append((position, grad))
         if frozen:
             self._frozen.append(position)
             place.zero_()
-        else:
-            place.view(self.bucket.shapes[position]).copy_(grad)
-        if scale != 1:
-            place.div_(scale)
-        peak: Tensor = torch.linalg.vector_norm(place, ord=torch.inf)
+            grad = place
         # A gradient that is not finite must not reach the method: it would spoil scales and its neighbours.
-        if grad.device.type != "cpu":
-            place.copy_(torch.where(peak.isfinite(), place, 0.0))  # no waiting for the device
-        elif not peak.isfinite():
-            place.zero_()
+        peak = self.ops.fill(place, grad, scale)
         self._missing.discard(position)
         if not self._missing:
             self.start()
@@ -117,7 +113,7 @@ class Slot:
         if self._running is not None:
             return
         if self._buffer is None:
-            self._buffer = self.ops.zeros((self.bucket.numel,), self.bucket.dtype)
+            self._buffer = self.ops.empty(self.bucket.numel, self.bucket.dtype)
         for position in self._missing:
             self._buffer[self._spans[position]].zero_()
         self.forget(self._frozen)
@@ -169,9 +165,28 @@ class Slot:
         self._pending = launch(message, f"{self._prefix}.{self._round}", self.group)
         self._round += 1
 
-    def total(self, position: int) -> Tensor:
-        """The sum over the ranks of the gradient at this place: a view that the caller may overwrite."""
+    def release(self) -> None:
+        """Give back the memory of the gradients, before as much is taken for the results."""
+        for _, grad in self._taken_in:
+            grad.data = grad.new_empty(0)
+
+    def give_back(self) -> None:
+        """Let gradients whose memory was given back be zeros of their shape, as there is no result for them."""
+        for position, grad in self._taken_in:
+            if grad.numel() == 0:
+                grad.data = grad.new_zeros(self.bucket.shapes[position])
+
+    def total(self, position: int, factor: float | None = None) -> Tensor:
+        """The sum over the ranks of the gradient at this place: a view that the caller may overwrite.
+
+        Args:
+            position: The place.
+            factor: By what to multiply it; the same for all places for which there is one.
+        """
         assert self._result is not None
+        if factor is not None and not self._scaled:
+            self._result.total.mul_(factor)
+            self._scaled = True
         total: Tensor = self._result.total[self._spans[position]].view(self.bucket.shapes[position])
         return total
 

@@ -119,7 +119,7 @@ def test_the_first_bucket_leaves_while_backward_goes_on() -> None:
     def wait(_: Tensor) -> None:
         """Until the first carrier is back, which tells that all ranks are there."""
         deadline = time.monotonic() + 60
-        while not session._presence.is_complete() and time.monotonic() < deadline:
+        while not session._carriers.are_complete() and time.monotonic() < deadline:
             time.sleep(1e-3)
 
     watch = lambda grad: begun.append(sum(slot._pending is not None for slot in session._slots))  # noqa: E731

@@ -99,7 +99,7 @@ def test_clipping_between_synchronize_and_step() -> None:
 
 
 def test_two_optimizers_share_a_compressor_and_nothing_else() -> None:
-    compression = Compression.topk(ratio=0.05)
+    compression = Compression.topk(ratio=0.05, merge=2)
     alone = Job("topk:ratio=0.05").run(10)
     first, second = Job(compression), Job(compression, Branches(), lr=0.02)
     for step in range(10):

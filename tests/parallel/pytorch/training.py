@@ -40,7 +40,7 @@ class Job:
     """A model with its distributed optimizer.
 
     Args:
-        compression: A compressor or its spec.
+        compression: A compressor, or its spec: then with two buckets, as a search for better ones goes by the clock.
         model: The model.
         lr: Learning rate of SGD.
         momentum: Of SGD.
@@ -58,7 +58,7 @@ class Job:
         **options: Any,
     ) -> None:
         self.model = make_model() if model is None else model
-        made = Compression.parse(compression) if isinstance(compression, str) else compression
+        made = Compression.parse(compression, merge=2) if isinstance(compression, str) else compression
         self.compression: TorchCompressor = made
         sgd = torch.optim.SGD(self.model.parameters(), lr=lr, momentum=momentum)
         local = optimizer(self.model) if optimizer else sgd
