@@ -1,4 +1,4 @@
-"""The command ``hvd-compress``; its subcommands are in `hvd_compress.bench.commands` and `hvd_compress.doctor`."""
+"""The command ``hvd-compress``; its subcommands are in `hvd_compress.bench` and `hvd_compress.doctor`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ def _commands() -> ModuleType:
             raise MissingPackageError(
                 f"the command needs rich and typer ({error}); install them with: pip install 'hvd-compress[bench]'"
             ) from error
+    from hvd_compress.bench.commands import app
+    from hvd_compress.bench.speed.command import bench
     from hvd_compress.doctor import command  # on top of those of hvd_compress.bench
 
+    app.add_typer(bench, name="bench")
     return command

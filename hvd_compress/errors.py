@@ -8,7 +8,8 @@
     ├── DisagreementError      the ranks were not set up alike
     ├── StateError             a saved state that does not fit here
     ├── ExchangeError          the collectives of a step went wrong: a bug in a method or a driver
-    └── MissingPackageError    a package that this part needs is not installed
+    ├── MissingPackageError    a package that this part needs is not installed
+    └── ClusterError           emulated hosts that cannot be made, or a job on several ranks that failed
 
 Every message names what was given, what is allowed and what to do about it.
 """
@@ -52,3 +53,7 @@ class ExchangeError(CompressionError, RuntimeError):
 
 class MissingPackageError(CompressionError, ImportError):
     """A package that this part of the library needs is not installed."""
+
+
+class ClusterError(CompressionError, RuntimeError):
+    """Emulated hosts that cannot be made, or a job on several ranks that failed."""

@@ -1,0 +1,68 @@
+"""What a measurement was made on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+_PACKAGES = ("hvd-compress", "horovod", "torch", "tensorflow", "numpy", "numba")
+
+
+class Machine(NamedTuple):
+    """A machine and its software.
+
+    Attributes:
+        cpu: The model of its processor.
+        cores: How many this process may use.
+        memory_bytes: Of the machine.
+        system: The operating system.
+        kernel: Its version.
+        python: The version of Python.
+        packages: The versions of the packages that count, of those that are installed.
+    """
+
+    cpu: str
+    cores: int
+    memory_bytes: int
+    system: str
+    kernel: str
+    python: str
+    packages: dict[str, str]
+
+    @classmethod
+    def here(cls) -> Machine:
+        """This machine."""
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        system = _first(r'PRETTY_NAME="?([^"\n]*)', "/etc/os-release") or platform.system()
+        cpu = _first(r"model name\s*: (.*)", "/proc/cpuinfo") or platform.machine()
+        cores = len(os.sched_getaffinity(0))
+        return cls(cpu, cores, memory, system, platform.release(), platform.python_version(), _versions())
+
+    def __str__(self) -> str:
+        cores = f"{self.cores} core{'s' if self.cores != 1 else ''}"
+        packages = ", ".join(f"{name} {version}" for name, version in self.packages.items())
+        hardware = f"{self.cpu}, {cores}, {self.memory_bytes / 2**30:.0f} GiB"
+        return f"{hardware}; {self.system}, Linux {self.kernel}; Python {self.python}, {packages}"
+
+
+def _first(pattern: str, path: str) -> str:
+    """The first match in a file; empty if there is none."""
+    try:
+        match = re.search(pattern, Path(path).read_text())
+    except OSError:
+        return ""
+    return match[1].strip() if match else ""
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,125 @@
+"""What whole methods take, with all ranks in one process: nothing is sent, and nobody waits."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hvd_compress.bench.single.kernels import compiled
+from hvd_compress.bench.single.timing import Copy, Floats, seconds
+from hvd_compress.bench.vnmse import error
+from hvd_compress.bucket import Bucket
+from hvd_compress.collectives import Exchange, State, World, take_branches
+from hvd_compress.local import perform
+from hvd_compress.lowering import lower
+from hvd_compress.methods.base import Method
+from hvd_compress.ops import Ops
+from hvd_compress.spec import parse
+
+
+class Line(NamedTuple):
+    """A result; times are of one rank and one step, medians.
+
+    Attributes:
+        spec: Of the method.
+        encode_ms: From the gradient to the last payload, with all that is kept for the next step.
+        decode_ms: From what the last collective gives to the total.
+        encode: The same in plain copies of the gradient.
+        decode: The same in plain copies of the gradient.
+        bits: That a rank hands to collectives, for each coordinate.
+        vnmse: Of the mean of the first step; see `hvd_compress.bench.vnmse`.
+    """
+
+    spec: str
+    encode_ms: float
+    decode_ms: float
+    encode: float
+    decode: float
+    bits: float
+    vnmse: float
+
+
+class Step(NamedTuple):
+    """What rank 0 did in a step: seconds before and after the last collective, bytes, and how it ended."""
+
+    encode: float
+    decode: float
+    sent: int
+    ends: list[Exchange]
+
+
+def measure(
+    specs: Sequence[str], n: int, ranks: int, turns: int, progress: Callable[[str], None] = lambda spec: None
+) -> list[Line]:
+    """Time the steps of methods on normal gradients of about ``n`` coordinates, as one square matrix.
+
+    Raises:
+        SpecError: If a spec is not one.
+        MissingPackageError: If numba is not installed.
+    """
+    methods = [parse(spec).core for spec in specs]  # a mistake shows before anything is computed
+    side = max(1, math.isqrt(n))
+    bucket, copy = Bucket("", ((side, n // side),), "float32"), Copy(n)
+    rng = np.random.default_rng(0)
+    grads = [rng.standard_normal(bucket.numel, dtype=np.float32) for _ in range(ranks)]
+    lines = []
+    for spec, method in zip(specs, methods, strict=True):
+        progress(spec)
+        lines.append(_line(spec, method, bucket, grads, copy, turns))
+    return lines
+
+
+def _line(spec: str, method: Method, bucket: Bucket, grads: Sequence[Floats], copy: Copy, turns: int) -> Line:
+    ops = _ops()
+    states = [method.init(ops, bucket, len(grads)) for _ in grads]
+    steps, copies, vnmse = [], [], math.nan
+    for turn in range(turns + 1):
+        step = _step(ops, method, bucket, grads, states)
+        states = [end.state for end in step.ends]
+        if turn:  # in the first, memory is new
+            steps.append(step)
+            copies.append(seconds(copy))
+        else:
+            exact = np.mean(np.stack(grads), axis=0, dtype=np.float64)
+            vnmse = error(np.asarray(step.ends[0].total, np.float64) / len(grads), exact)[0]
+    encode, decode, plain = (median(x) for x in ([s.encode for s in steps], [s.decode for s in steps], copies))
+    bits = 8 * median(step.sent for step in steps) / bucket.numel
+    return Line(spec, 1000 * encode, 1000 * decode, encode / plain, decode / plain, bits, vnmse)
+
+
+def _step(ops: Ops, method: Method, bucket: Bucket, grads: Sequence[Floats], states: Sequence[State]) -> Step:
+    """A step of all ranks."""
+    worlds = [World(rank, len(grads)) for rank in range(len(grads))]
+    running = [
+        take_branches(lower(method.exchange(ops, bucket, x.copy(), state, world), ops, world))
+        for x, state, world in zip(grads, states, worlds, strict=True)
+    ]
+    replies: list[Any] = [None] * len(grads)
+    taken, sent = [], 0
+    while True:
+        messages: list[Any] = []
+        ends: list[Exchange] = []
+        for rank, (generator, reply) in enumerate(zip(running, replies, strict=True)):
+            begin = time.perf_counter()
+            try:
+                messages.append(generator.send(reply))
+            except StopIteration as end:
+                ends.append(end.value)
+            if not rank:
+                taken.append(time.perf_counter() - begin)
+        if not messages:
+            return Step(sum(taken[:-1]), taken[-1], sent, ends)
+        sent += messages[0].array.nbytes
+        replies = perform(messages, len(grads))
+
+
+def _ops() -> Ops:
+    compiled()  # says what is missing
+    from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
+
+    return NumpyCompiledOps()

@@ -1,0 +1,62 @@
+"""Times beside those of a plain copy of the same array, so that they mean something on any machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+
+
+class Timed(NamedTuple):
+    """Medians over several turns, in seconds.
+
+    Attributes:
+        seconds: What was timed.
+        copy: A copy of the array, in the same turns.
+    """
+
+    seconds: float
+    copy: float
+
+    @property
+    def ratio(self) -> float:
+        """How many copies it takes."""
+        return self.seconds / self.copy
+
+
+class Copy:
+    """A plain copy of an array.
+
+    Args:
+        n: How many float32 the array has.
+    """
+
+    def __init__(self, n: int) -> None:
+        self._from, self._to = np.ones(n, np.float32), np.zeros(n, np.float32)
+
+    def __call__(self) -> None:
+        """Copy it."""
+        np.copyto(self._to, self._from)
+
+
+def timed(function: Callable[[], object], copy: Copy, turns: int) -> Timed:
+    """Time a function and a copy by turns, once each before that does not count."""
+    function()
+    own, copies = [], []
+    for _ in range(turns):
+        copies.append(seconds(copy))
+        own.append(seconds(function))
+    return Timed(median(own), median(copies))
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """How long a call takes."""
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin

@@ -1,0 +1,137 @@
+"""The results as tables and as bars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+
+from hvd_compress.bench.bars import Bar
+from hvd_compress.bench.speed.results import Result, named, overhead, speedup
+from hvd_compress.bench.speed.task import ALONE
+
+_NONE = "-"
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """For a cell; so many digits after the point, and fewer for large values."""
+    if value is None:
+        return _NONE
+    return f"{value:,.{max(0, digits - (abs(value) >= 100))}f}"
+
+
+def size(value: float | None) -> str:
+    """Bytes for people, in decimal units as networks have them."""
+    if value is None:
+        return _NONE
+    for unit in ("B", "kB", "MB"):
+        if abs(value) < 999.5:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} GB"
+
+
+def drawn(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table whose first column is the name; columns in which there is nothing are left out."""
+    used = [0, *(c for c in range(1, len(heads)) if any(row[c] != _NONE for row in rows))]
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left")
+    for column in used:
+        table.add_column(heads[column], justify="right" if column else "left", overflow="fold", no_wrap=bool(column))
+    for row in rows:
+        table.add_row(*(row[column] for column in used))
+    return table
+
+
+def steps_table(found: Sequence[Result], title: str) -> Table:
+    """Whole steps."""
+    heads = (
+        "Method", "Step\nms", "Quartiles\nms", "Faster\nthan fp16", "Over\nnone ms", "To\nHorovod", "At the\ndevice",
+        "Floor\nms", "x floor", "Encode\nms", "Wait\nms", "Decode\nms",
+    )  # fmt: skip
+    rows = [
+        (
+            one.label,
+            number(one.ms),
+            _quartiles(one),
+            _times(speedup(found, one) if one.label != ALONE else None),
+            number(overhead(found, one) if one.label != ALONE else None),
+            size(one.payload),
+            size(one.device if one.label != ALONE else None),
+            number(one.floor if one.label != ALONE else None),
+            number(one.beyond if one.label != ALONE else None, 2),
+            *_phases(one),
+        )
+        for one in found
+    ]
+    return drawn(title, heads, rows)
+
+
+def exchange_table(found: Sequence[Result], title: str) -> Table:
+    """Bare exchanges."""
+    heads = (
+        "Method", "Exchange\nms", "Quartiles\nms", "Faster\nthan layer", "Faster\nthan fp16", "To\nHorovod",
+        "At the\ndevice", "Calls\nms", "Encode\nms", "Wait\nms", "Decode\nms",
+    )  # fmt: skip
+    rows = [
+        (
+            one.label,
+            number(one.ms),
+            _quartiles(one),
+            _times(over_layers(found, one)),
+            _times(speedup(found, one)),
+            size(one.payload),
+            size(one.device),
+            number(one.python),
+            *_phases(one),
+        )
+        for one in found[1:]
+    ]
+    return drawn(title, heads, rows)
+
+
+def over_layers(found: Sequence[Result], result: Result) -> float | None:
+    """How many times faster than layer by layer."""
+    method, merged, _ = result.label.partition(" merge=")
+    base = named(found, f"{method} merge=layer") if merged else None
+    return base.ms / result.ms if base and base != result else None
+
+
+def memory_table(found: Sequence[Result], title: str, gradient_bytes: int) -> Table:
+    """Peak memory."""
+    heads = ("Method", "Beyond parameters\nand gradients", "x gradients")
+    rows = [(one.label, size(one.memory), number((one.memory or 0) / gradient_bytes, 2)) for one in found]
+    return drawn(title, heads, rows)
+
+
+def profile_table(result: Result) -> Table:
+    """Where the time of an entry goes."""
+    heads = ("Function", "Calls", "Own ms", "With callees ms")
+    rows = [
+        (row["function"], number(row["calls"]), number(1000 * row["own"], 2), number(1000 * row["with_callees"], 2))
+        for row in result.profile
+    ]
+    return drawn(f"{result.label}: of rank 0, each step, under the profiler", heads, rows)
+
+
+def bars(found: Sequence[Result]) -> list[Bar]:
+    """One bar for each entry; Horovod's own and the step alone stand back."""
+    shown = []
+    for one in found:
+        alone, gain = one.label == ALONE, speedup(found, one)
+        note = f"{number(one.ms)} ms" + (f"  ({number(gain, 2)}x)" if gain and not alone else "")
+        strong = not alone and not one.label.startswith("Horovod's ")
+        shown.append(Bar(one.label, one.ms, note, None if alone else one.floor or None, strong))
+    return shown
+
+
+def _quartiles(one: Result) -> str:
+    return f"{number(one.spread[0])} {number(one.spread[1])}"
+
+
+def _phases(one: Result) -> tuple[str, str, str]:
+    return number(one.encode), number(one.wait), number(one.decode)
+
+
+def _times(value: float | None) -> str:
+    return _NONE if value is None else f"{number(value, 2)}x"

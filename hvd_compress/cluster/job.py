@@ -1,0 +1,98 @@
+"""One process on each host, until all have ended or one has failed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, NamedTuple
+
+_GRACE = 5.0
+"""Seconds that a process has to end by itself, once another has failed."""
+
+
+class Finished(NamedTuple):
+    """A process that has ended.
+
+    Attributes:
+        host: Where it ran, as ``"h1"``.
+        code: Its exit code; negative if a signal ended it.
+        output: All that it printed.
+    """
+
+    host: str
+    code: int
+    output: str
+
+
+class Process:
+    """A program on a host; its output goes to a file, so that it never waits for a reader."""
+
+    def __init__(self, host: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.host = host
+        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self.process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches the parent alone, which ends the hosts
+        )
+
+    @property
+    def code(self) -> int | None:
+        """The exit code; None while it runs."""
+        return self.process.poll()
+
+    def signal(self, kind: signal.Signals) -> None:
+        """Send a signal to it and to all that it has started."""
+        if self.code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, kind)
+
+    def output(self) -> str:
+        """What it has printed so far."""
+        self._output.seek(0)
+        return self._output.read().decode(errors="replace")
+
+    def finished(self) -> Finished:
+        """Wait for its end."""
+        code = self.process.wait()
+        output = self.output()
+        self._output.close()
+        return Finished(self.host, code, output)
+
+
+def follow(processes: Sequence[Process], timeout: float, watch: Callable[[], None]) -> list[Finished]:
+    """Wait until all have ended; the first that fails, or the time limit, ends the others, and so does an exception.
+
+    Args:
+        processes: Of the job.
+        timeout: Seconds.
+        watch: Called again and again.
+    """
+    deadline = time.monotonic() + timeout
+    try:
+        while any(process.code is None for process in processes) and time.monotonic() < deadline:
+            if any(process.code for process in processes):
+                break
+            watch()
+            time.sleep(0.05)
+    finally:
+        end(processes)
+    return [process.finished() for process in processes]
+
+
+def end(processes: Sequence[Process]) -> None:
+    """End what still runs: kindly, then not."""
+    for kind in (signal.SIGTERM, signal.SIGKILL):
+        for process in processes:
+            process.signal(kind)
+        deadline = time.monotonic() + _GRACE
+        while any(process.code is None for process in processes) and time.monotonic() < deadline:
+            time.sleep(0.02)

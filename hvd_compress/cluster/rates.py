@@ -1,0 +1,45 @@
+"""Bandwidths, as ``tc`` writes them."""
+
+from __future__ import annotations
+
+import re
+
+from hvd_compress.errors import ClusterError
+
+UNLIMITED = "unlimited"
+
+_UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_LEAST, _MOST = 100_000, 100 * 10**9
+
+_TICK = 250
+"""Some kernels refill a bucket only so often in a second."""
+
+_PACKET = 65_600
+"""Bytes of the largest packet: the device gets it whole and cuts it."""
+
+
+def bits_per_second(rate: str) -> int | None:
+    """Read a rate.
+
+    Returns:
+        Bits in a second; None if it is unlimited.
+
+    Raises:
+        ClusterError: If it cannot be read, or is out of range.
+    """
+    if rate == UNLIMITED:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
+    bits = round(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if not _LEAST <= bits <= _MOST:
+        raise ClusterError(
+            f"rate={rate!r} is not allowed: a rate is a number with kbit, mbit or gbit, such as 100mbit or 1gbit, from"
+            f" 100kbit to 100gbit; or {UNLIMITED!r}"
+        )
+    return bits
+
+
+def bucket(bits: int) -> list[str]:
+    """The options of ``tc ... tbf`` for a rate: a bucket of one tick, and a queue of 50 ms."""
+    burst = max(bits // 8 // _TICK, _PACKET)
+    return ["rate", f"{bits}bit", "burst", str(burst), "limit", str(burst + bits // 8 // 20 + 200_000)]

@@ -1,0 +1,259 @@
+"""Emulated hosts: they are what they should be, and they are gone afterwards. For real, so it needs root."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hvd_compress.cluster import Cluster, job, network
+from hvd_compress.cluster.rates import bits_per_second
+from hvd_compress.errors import ClusterError
+
+able = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unshare")))
+for_real = pytest.mark.skipif(not able, reason="emulated hosts need root, and ip and tc")
+
+SENT = 1_000_000
+
+TRANSFER = f"""
+import os, socket, time
+if os.environ["HOROVOD_RANK"] == "0":
+    with socket.create_server(("", 4711)) as server, server.accept()[0] as peer:
+        left = {SENT}
+        while left:
+            left -= len(peer.recv(left))
+    print("received by", socket.gethostname())
+else:
+    while True:
+        try:
+            peer = socket.create_connection(("h1", 4711))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    with peer:
+        peer.sendall(bytes({SENT}))
+    print("sent by", socket.gethostname())
+"""
+
+ALLREDUCE = """
+import horovod.torch as hvd, torch
+hvd.init()
+total = hvd.allreduce(torch.full((100_000,), hvd.rank() + 1.0), op=hvd.Sum, name="x")
+print(hvd.rank(), hvd.local_rank(), hvd.size(), sorted(set(total.tolist())))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(2, "20mbit") as made:
+        yield made
+
+
+def limits(cluster: Cluster) -> list[str]:
+    """What tc says of the devices: of the hosts, and of the switch's ports."""
+    places = [(network.host(cluster.name, number), "eth0") for number in (1, 2)]
+    places += [(network.switch(cluster.name), f"port{number}") for number in (1, 2)]
+    return [network.run("tc", "-s", "-n", name, "qdisc", "show", "dev", device) for name, device in places]
+
+
+def remains(name: str) -> list[str]:
+    """What there is of a cluster on this machine."""
+    return [str(path) for folder in ("/run/netns", "/etc/netns") for path in Path(folder).glob(f"{name}-*")]
+
+
+@for_real
+def test_the_rate_is_in_force_both_ways_and_can_be_changed(cluster: Cluster) -> None:
+    assert all("tbf" in limit and "rate 20Mbit" in limit for limit in limits(cluster))
+    with pytest.raises(ClusterError, match="rate='fast' is not allowed"):
+        cluster.rate = "fast"
+    assert cluster.rate == "20mbit"
+    cluster.rate = "1gbit"
+    assert all("rate 1Gbit" in limit for limit in limits(cluster))
+    for _ in range(2):
+        cluster.rate = "unlimited"
+        assert not any("tbf" in limit for limit in limits(cluster))
+    cluster.rate = "20mbit"
+    assert cluster.rate == "20mbit"
+    assert all("rate 20Mbit" in limit for limit in limits(cluster))
+
+
+@for_real
+def test_hosts_reach_each_other_through_the_limit(cluster: Cluster) -> None:
+    before = cluster.traffic()
+    ended = cluster.launch([sys.executable, "-c", TRANSFER], timeout=60)
+    assert [(one.host, one.code, one.output) for one in ended] == [
+        ("h1", 0, "received by h1\n"),
+        ("h2", 0, "sent by h2\n"),
+    ]
+    after = cluster.traffic()
+    sent, received = after[1].sent - before[1].sent, after[0].received - before[0].received
+    assert SENT <= received < 1.2 * SENT
+    assert SENT <= sent < 1.2 * SENT
+    held_back = limits(cluster)[1].partition("overlimits ")[2]
+    assert int(held_back.split()[0]) > 0
+
+
+@for_real
+def test_horovod_runs_across_them(cluster: Cluster) -> None:
+    before = cluster.traffic()
+    ended = cluster.launch([sys.executable, "-c", ALLREDUCE], timeout=120)
+    assert [(one.code, one.output) for one in ended] == [(0, f"{rank} 0 2 [3.0]\n") for rank in range(2)]
+    for was, now in zip(before, cluster.traffic(), strict=True):
+        assert now.sent - was.sent > 400_000
+
+
+@for_real
+def test_a_host_sees_nothing_else(cluster: Cluster) -> None:
+    links = cluster.run(1, ["ip", "-j", "link"])
+    assert sorted(link["ifname"] for link in json.loads(links.output)) == ["eth0", "lo"]
+    assert [cluster.run(number, ["hostname"]).output for number in (1, 2)] == ["h1\n", "h2\n"]
+
+
+@for_real
+def test_the_first_that_fails_ends_the_others(cluster: Cluster) -> None:
+    program = "import os, sys, time; sys.exit('I gave up' if os.environ['HOROVOD_RANK'] == '1' else time.sleep(20))"
+    waiting, failed = cluster.launch([sys.executable, "-c", program], timeout=60)
+    assert (failed.code, failed.output) == (1, "I gave up\n")
+    assert waiting.code == -signal.SIGTERM
+
+
+@for_real
+def test_a_program_that_hangs_is_ended(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "_GRACE", 0.5)
+    assert cluster.run(1, ["sleep", "600"], timeout=1).code == -signal.SIGTERM
+    assert cluster.run(1, ["sh", "-c", "trap '' TERM; exec sleep 600"], timeout=1).code == -signal.SIGKILL
+
+
+def own_network() -> str:
+    links = [
+        (link["ifname"], link["operstate"], link.get("qdisc")) for link in json.loads(network.run("ip", "-j", "link"))
+    ]
+    return f"{links} {network.run('ip', 'addr').count('inet')} {network.run('ip', 'route')}"
+
+
+@for_real
+def test_two_at_once_do_not_meet_and_leave_nothing(cluster: Cluster) -> None:
+    before = own_network()
+    with Cluster(1) as other:
+        assert other.name != cluster.name
+        assert len(remains(other.name)) == 3  # a host, its files, and the switch
+        assert own_network() == before
+        knock = [sys.executable, "-c", "import socket; socket.create_connection(('10.77.0.2', 22), 5)"]
+        assert "ConnectionRefusedError" in cluster.run(1, knock).output  # from its own h2, on which nobody listens
+        assert "ConnectionRefusedError" not in other.run(1, knock).output
+        left_running = subprocess.Popen(network.command_on(other.name, 1, ["sleep", "600"]))
+        assert left_running.poll() is None
+    assert left_running.wait(10) == -signal.SIGTERM
+    assert remains(other.name) == []
+    assert len(remains(cluster.name)) == 5
+    assert own_network() == before
+
+
+@for_real
+def test_an_exception_leaves_nothing() -> None:
+    with pytest.raises(ZeroDivisionError), Cluster(1) as cluster:
+        assert remains(cluster.name)
+        _ = 1 / 0
+    assert remains(cluster.name) == []
+
+
+@for_real
+def test_a_failure_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ClusterError("no such qdisc")
+
+    monkeypatch.setattr(network, "limit", fail)
+    cluster = Cluster(1)
+    with pytest.raises(ClusterError, match="no such qdisc"):
+        cluster.__enter__()
+    assert remains(cluster.name) == []
+
+
+def start() -> tuple[subprocess.Popen[str], str]:
+    """Another process with a cluster on which a job runs, and the cluster's name."""
+    script = Path(__file__).with_name("killed.py")
+    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    name = parent.stdout.readline().strip()
+    assert parent.stdout.readline() == "running\n"
+    return parent, name
+
+
+@for_real
+def test_ctrl_c_leaves_nothing() -> None:
+    parent, name = start()
+    assert len(remains(name)) == 5
+    parent.send_signal(signal.SIGINT)
+    _, said = parent.communicate(timeout=60)
+    assert "KeyboardInterrupt" in said
+    assert remains(name) == []
+
+
+@for_real
+def test_a_second_ctrl_c_does_not_stop_the_cleaning(monkeypatch: pytest.MonkeyPatch) -> None:
+    remove = network.remove
+
+    def interrupted(name: str) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        remove(name)
+
+    monkeypatch.setattr(network, "remove", interrupted)
+    with Cluster(1) as cluster:
+        assert remains(cluster.name)
+    assert remains(cluster.name) == []
+
+
+@for_real
+def test_what_a_killed_run_has_left_is_removed_by_the_next(cluster: Cluster) -> None:
+    parent, name = start()
+    parent.kill()
+    parent.communicate()
+    assert len(remains(name)) == 5
+    running = network.run("ip", "netns", "pids", network.host(name, 2)).split()
+    assert len(running) == 1
+    with Cluster(1):
+        assert remains(name) == []
+        command = Path("/proc", running[0], "cmdline")
+        assert not command.exists() or command.read_bytes() == b""  # gone, or not yet reaped
+        assert len(remains(cluster.name)) == 5
+
+
+@pytest.mark.parametrize(
+    ("rate", "bits"),
+    [("100kbit", 10**5), ("2.5mbit", 2_500_000), ("1gbit", 10**9), ("100gbit", 10**11), ("unlimited", None)],
+)
+def test_rates(rate: str, bits: int | None) -> None:
+    assert bits_per_second(rate) == bits
+
+
+@pytest.mark.parametrize("rate", ["", "100", "99kbit", "1tbit", "-1mbit", "1 gbit", "101gbit", "1Gbit"])
+def test_other_rates_are_refused(rate: str) -> None:
+    with pytest.raises(ClusterError, match=rf"rate='{rate}' is not allowed: .*100mbit or 1gbit"):
+        Cluster(2, rate)
+
+
+@pytest.mark.parametrize("hosts", [0, -1, 251])
+def test_numbers_of_hosts_are_refused(hosts: int) -> None:
+    with pytest.raises(ClusterError, match=f"hosts={hosts} is not allowed: there can be 1 to 250"):
+        Cluster(hosts)
+
+
+def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(ClusterError, match=r"need root.*sudo"):
+        Cluster(2)
+
+
+def test_a_missing_command_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    (tmp_path / "ip").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ClusterError, match="'tc': apt-get install iproute2"):
+        Cluster(2)
