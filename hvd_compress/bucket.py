@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import math
 import zlib
+from functools import cache
 from typing import NamedTuple
 
 Shape = tuple[int, ...]
+
+
+@cache
+def _sizes(shapes: tuple[Shape, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape) for shape in shapes)
 
 
 class Bucket(NamedTuple):
@@ -27,7 +33,7 @@ class Bucket(NamedTuple):
     @property
     def sizes(self) -> tuple[int, ...]:
         """Number of elements of each gradient."""
-        return tuple(math.prod(shape) for shape in self.shapes)
+        return _sizes(self.shapes)
 
     @property
     def numel(self) -> int:

@@ -27,7 +27,7 @@ def _commands() -> ModuleType:
                 f"the command needs rich and typer ({error}); install them with: pip install 'hvd-compress[bench]'"
             ) from error
     from hvd_compress.bench.commands import app
-    from hvd_compress.bench.speed.command import bench
+    from hvd_compress.bench.single.command import bench  # that of hvd_compress.bench.speed, with more commands
     from hvd_compress.doctor import command  # on top of those of hvd_compress.bench
 
     app.add_typer(bench, name="bench")

@@ -52,12 +52,13 @@ class Timer:
         self._meter, self._phase = meter, phase
 
     def __enter__(self) -> None:
-        self._inside, self._begin = self._meter.total, time.perf_counter()
+        meter = self._meter
+        self._inside, self._begin = meter.encode + meter.wait + meter.decode, time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
         meter, phase = self._meter, self._phase
-        own = time.perf_counter() - self._begin - (meter.total - self._inside)
-        setattr(meter, phase, getattr(meter, phase) + own)
+        nested = meter.encode + meter.wait + meter.decode - self._inside
+        setattr(meter, phase, getattr(meter, phase) + time.perf_counter() - self._begin - nested)
 
 
 @dataclass
@@ -71,14 +72,17 @@ class Meter:
     wait: float = 0.0
     decode: float = 0.0
 
+    def begin(self) -> float:
+        """The beginning of a lap; for `lap`."""
+        return time.perf_counter() - self.wait
+
+    def lap(self, begin: float) -> float:
+        """Seconds since then, without those in which it waited."""
+        return time.perf_counter() - self.wait - begin
+
     def time(self, phase: Phase) -> Timer:
         """Add the time of a block to a phase; time inside an inner block counts there only."""
         return Timer(self, phase)
-
-    @property
-    def total(self) -> float:
-        """The time of all phases."""
-        return self.encode + self.wait + self.decode
 
     def read(self, waits: bool) -> Stats:
         """The totals; ``waits`` tells whether waiting was measured."""

@@ -14,7 +14,7 @@ from hvd_compress.ops.packing import pack, packed_size, unpack
 Encode: TypeAlias = Callable[[Ops, Array, Code, Any], Array]
 Decode: TypeAlias = Callable[[Ops, Array, Code, int, str], Array]
 
-TINY = 1e-37
+TINY = 1e-36
 """A block whose scale is not above this counts as zero: its inverse would leave the range of float32."""
 
 EXPONENTS = 127

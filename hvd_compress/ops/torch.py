@@ -50,12 +50,13 @@ class TorchOps(Composed):
         """Memory for ``n`` numbers."""
         return torch.empty(n, dtype=getattr(torch, dtype), device=self.device)
 
-    def fill(self, place: Tensor, grad: Tensor, scale: float) -> float | Tensor:
-        """Copy a gradient, divided by a scale, to its place; zeros if it is not finite.
+    def fill(self, buffer: Tensor, span: slice, grad: Tensor, scale: float) -> float | Tensor:
+        """Copy a gradient, divided by a scale, to its place in a buffer; zeros if it is not finite.
 
         Returns:
             A number that is inf or nan if it is not.
         """
+        place = buffer[span]
         place.view(grad.shape).copy_(grad)
         if scale != 1:
             place.div_(scale)
@@ -255,14 +256,16 @@ class TorchCpuOps(Compiled, TorchOps):
     def empty(self, n: int, dtype: str) -> Tensor:
         return torch.from_numpy(np.empty(n, dtype))
 
-    def fill(self, place: Tensor, grad: Tensor, scale: float) -> float:
-        if place.dtype != torch.float32 or grad.dtype != torch.float32 or scale != 1 or not grad.is_contiguous():
+    def fill(self, buffer: Tensor, span: slice, grad: Tensor, scale: float) -> float:
+        single = buffer.dtype is torch.float32
+        if not single or grad.dtype is not torch.float32 or scale != 1 or not grad.is_contiguous():
+            place = buffer[span]
             place.view(grad.shape).copy_(grad)
             grad = place if scale == 1 else place.div_(scale)
-        if place.dtype == torch.float32:
-            finite = cpu.put_finite(place.numpy(), grad.view(-1).numpy())
-        elif not (finite := bool(place.isfinite().all())):
-            place.zero_()
+        if single:
+            finite = cpu.put_finite_at(buffer.data_ptr() + 4 * span.start, grad.data_ptr(), grad.numel())
+        elif not (finite := bool(grad.isfinite().all())):
+            buffer[span].zero_()
         return 0.0 if finite else math.nan
 
 

@@ -20,10 +20,10 @@ class TorchCudaOps(TorchOps):
     def _fits(self, *arrays: Tensor) -> bool:
         return all(x.dtype == torch.float32 and 0 < x.numel() < 2**31 for x in arrays)
 
-    def fill(self, place: Tensor, grad: Tensor, scale: float) -> float | Tensor:
-        if scale != 1 or not (grad.is_contiguous() and self._fits(place)) or grad.dtype == torch.float64:
-            return super().fill(place, grad, scale)
-        return torch.where(cuda.put_finite(place, grad.view(-1)), 0.0, torch.nan)
+    def fill(self, buffer: Tensor, span: slice, grad: Tensor, scale: float) -> float | Tensor:
+        if scale != 1 or not (grad.is_contiguous() and self._fits(buffer)) or grad.dtype == torch.float64:
+            return super().fill(buffer, span, grad, scale)
+        return torch.where(cuda.put_finite(buffer[span], grad.view(-1)), 0.0, torch.nan)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.add(x, y, out=x) if x.dtype == y.dtype else x + y

@@ -94,14 +94,19 @@ class Direct(NamedTuple):
 
 def find(grad: Tensor) -> Call | Direct | None:
     """Find out who wants a tensor compressed; None if it is neither an optimizer nor a direct call."""
-    for frame in _frames(_DEPTH):
-        name, variables = frame.f_code.co_name, frame.f_locals
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_DEPTH + 1):
+        if frame is None:
+            break
+        name = frame.f_code.co_name
         if name == "_allreduce_grad_async":
+            variables = frame.f_locals
             return Call(variables["self"], (variables["p"],))
         if name == "_grouped_allreduce_grad_async":
-            return Call(variables["self"], variables["ps"])
+            return Call(frame.f_locals["self"], frame.f_locals["ps"])
         if name in ("allreduce", "grouped_allreduce") and frame.f_globals is vars(mpi_ops):
-            return _direct(variables, variables.get("tensors", (grad,)))
+            return _direct(frame.f_locals, frame.f_locals.get("tensors", (grad,)))
+        frame = frame.f_back
     return None
 
 
@@ -176,7 +181,7 @@ def _check_direct(call: Direct, grad: Tensor) -> None:
 
 def has_begun(optimizer: Any) -> bool:
     """Whether Horovod is reducing gradients of the optimizer."""
-    return any(handle is not None for handle, *_ in optimizer._handles.values())
+    return any(entry[0] is not None for entry in optimizer._handles.values())
 
 
 def parameters(optimizer: Any) -> list[tuple[str, Tensor]]:
@@ -250,11 +255,6 @@ def incarnation() -> object:
     return table
 
 
-def handle_of(carrier: Tensor) -> int | None:
-    """Horovod's handle for a tensor that it reduces in place; None if it does not."""
-    return next(_handles_of([carrier]), None)
-
-
 def is_done(handle: int | None) -> bool:
     """Whether Horovod has done what a handle stands for."""
     return handle is not None and bool(hvd.poll(handle))
@@ -262,14 +262,15 @@ def is_done(handle: int | None) -> bool:
 
 def settle(carriers: Sequence[Tensor]) -> None:
     """Wait until Horovod has reduced tensors that nobody asks for any more: their names are in use until then."""
-    for handle in list(_handles_of(carriers)):
+    for handle in handles_of(carriers):
         hvd.synchronize(handle)
 
 
-def _handles_of(carriers: Sequence[Tensor]) -> Iterator[int]:
-    """Horovod's handles for the tensors that are under way."""
-    wanted = {id(carrier) for carrier in carriers}
+def handles_of(carriers: Sequence[Tensor]) -> list[int]:
+    """Horovod's handles for those of the tensors that it is to reduce in place."""
+    wanted, handles = {id(carrier) for carrier in carriers}, []
     for handle, (given, *_) in mpi_ops._handle_map.items():
         members = given if isinstance(given, list | tuple) else [given]
-        if wanted & set(map(id, members)):
-            yield handle
+        if any(id(member) in wanted for member in members):
+            handles.append(handle)
+    return handles

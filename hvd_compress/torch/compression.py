@@ -84,17 +84,16 @@ class TorchCompressor(Compressor):  # type: ignore[misc]  # Horovod is not typed
                 self._agree(caller.parameters(call.optimizer), Group.of(caller.process_set(call.optimizer)))
                 self._sessions.note_agreement(call.optimizer)
             return self._alone.compress(tensor)
+        if isinstance(call, caller.Call) and (session := self._sessions.of(call.optimizer)) is not None:
+            return self._compress_of(call, session, tensor)
         caller.check(call, tensor)
         if isinstance(call, caller.Direct):
             return self._compress_direct(call, tensor)
         assert call is not None
-        return self._compress_of(call, tensor)
+        return self._compress_of(call, self._begin(call.optimizer), tensor)
 
-    def _compress_of(self, call: caller.Call, grad: Tensor) -> tuple[Tensor, Any]:
+    def _compress_of(self, call: caller.Call, session: Session, grad: Tensor) -> tuple[Tensor, Any]:
         """Compress a gradient of an optimizer."""
-        session = self._sessions.of(call.optimizer)
-        if session is None:
-            session = self._begin(call.optimizer)
         parameter = call.parameter(grad)
         if session.waiting and call.begins_step(parameter):
             session.abort()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 import weakref
 import zlib
 from collections import deque
@@ -25,14 +27,17 @@ from hvd_compress.spec import to_spec
 from hvd_compress.state import flatten, roles
 from hvd_compress.stats import Meter
 from hvd_compress.torch import caller
-from hvd_compress.torch.carriers import Carriers, Factor
-from hvd_compress.torch.driver import gather_bytes
+from hvd_compress.torch.carriers import CARRIER_BYTES, Carriers, Factor
+from hvd_compress.torch.driver import NAP, gather_bytes
 from hvd_compress.torch.scaling import LossScale
 from hvd_compress.torch.slot import Slot
 from hvd_compress.torch.tuner import Tuner
 
 _LOOKS = 4
 """How many exchanges under way are looked at for each gradient."""
+
+_PATIENCE = 10.0
+"""Seconds that the last gradient of a step waits for other ranks, at most and once."""
 
 
 class Ticket(NamedTuple):
@@ -138,6 +143,7 @@ class Session:
         # A newcomer in an elastic job knows of no other partition than the first.
         self._fixed = None if merge == "auto" and not agreement.elastic() else first
         self._tuner: Tuner | None = None
+        self._usual: float = 0
         self._lay_out(first)
         self._reset()
 
@@ -172,7 +178,7 @@ class Session:
     def _reset(self) -> None:
         self.waiting = self._taken = 0
         self._scale = 1.0
-        self._factor: Factor = 1.0
+        self._factor = 1.0  # that of all gradients, unless a carrier says otherwise
         self._running: deque[Slot] = deque()
         self._carriers.reset()
 
@@ -188,29 +194,47 @@ class Session:
             The carrier for Horovod to allreduce, and the ticket to take the result with. The carrier holds 1, so what
             comes back tells how Horovod would have scaled the sum; it is nan where the gradient is not finite.
         """
-        slot, position, peak = None, 0, 0.0 if grad.device.type == "cpu" else grad.new_zeros(())
-        with self._meter.time("encode"):
-            if not self.waiting:
-                self._scale = self._loss_scale.read()
-            if grad.numel():
-                slot, position = self._free_place(key, grad)
-                peak = slot.put(position, grad, self._scale, frozen)
+        slot, position, peak = None, 0, grad.new_zeros(()) if grad.is_cuda else 0.0
+        lap = self._meter.begin()
+        if not self.waiting:
+            self._scale = self._loss_scale.read()
+        if size := grad.numel():
+            slot, position = self._free_place(key, grad)
+            peak = slot.put(position, grad, self._scale, frozen)
+            if self._running:
                 self._push_on()
-                if slot.busy:
-                    self._running.append(slot)
-            carrier = self._carriers.give(peak)
-        self._meter.gradient_bytes += grad.nbytes
-        self._meter.bytes_sent += carrier.nbytes
+            if slot.busy:
+                self._running.append(slot)
+        carrier = self._carriers.give(peak)
+        self._meter.gradient_bytes += size * grad.element_size()
+        self._meter.bytes_sent += CARRIER_BYTES
         self.waiting += 1
+        self._meter.encode += self._meter.lap(lap)
+        if self.waiting == self._usual:
+            self._see_through()
         return carrier, Ticket(self, slot, position, grad, frozen)
 
     def _push_on(self) -> None:
         """Start the second rounds of buckets whose first has ended. Look at a few, the oldest."""
         for _ in range(min(len(self._running), _LOOKS)):
             slot = self._running.popleft()
-            slot.poll()
-            if slot.busy:
+            if not slot.poll():
                 self._running.append(slot)
+
+    def _see_through(self) -> None:
+        """At what is likely to be the last gradient of a step, wait for the other ranks and for the exchanges.
+
+        Horovod would wait next, but awake, so that it keeps ranks and communication off the cores, and second rounds
+        would have to wait with it. Where ranks have to go on in an order of their own, this is given up.
+        """
+        end = time.perf_counter() + _PATIENCE
+        with self._meter.time("wait"):
+            while not self._carriers.are_back() or (self._running and self._carriers.are_complete()):
+                self._push_on()
+                time.sleep(NAP)
+                if time.perf_counter() > end:
+                    self._usual = math.inf
+                    break
 
     def _free_place(self, key: int, grad: Tensor) -> tuple[Slot, int]:
         """Where a gradient goes that has not come yet in this step."""
@@ -227,32 +251,36 @@ class Session:
 
     def take(self, carrier: Tensor, ticket: Ticket) -> Tensor:
         """Give out a result; the first call of a step completes all exchanges, the last one ends the step."""
-        with self._meter.time("decode"):
-            if not self._taken:
-                self._check(carrier)
-                for each in self._slots:
-                    each.start()
-                self._running = deque(each for each in self._slots if each.busy)
-                self._factor = self._carriers.read(carrier)
-            factor = self._carriers.read(carrier) if self._taken else self._factor
-            self._taken += 1
-            result, slot = ticket.like, ticket.slot
-            if slot is not None:
+        lap = self._meter.begin()
+        if not self._taken:
+            self._check(carrier)
+            for each in self._slots:
+                each.start()
+            self._running = deque(each for each in self._slots if each.busy)
+        factor = self._carriers.read(carrier)
+        if not self._taken and isinstance(factor, float) and math.isfinite(factor):
+            self._factor = factor
+        self._taken += 1
+        result, slot = ticket.like, ticket.slot
+        if slot is not None:
+            if not slot.done:
                 self._finish(slot)
-                result = self._result(slot, ticket.position, factor, result.dtype)
-                if ticket.frozen:
-                    result.zero_()
-            if self._taken == self.waiting:
-                self._end()
+            result = self._result(slot, ticket.position, factor, result.dtype)
+            if ticket.frozen:
+                result.zero_()
+        if self._taken == self.waiting:
+            self._end()
+        self._meter.decode += self._meter.lap(lap)
         return result
 
     def _result(self, slot: Slot, position: int, factor: Factor, dtype: torch.dtype) -> Tensor:
         """Scale a sum as Horovod and the loss scaler would have; note where that may have overflown."""
-        if isinstance(factor, float) and isinstance(self._factor, float) and factor == self._factor:
-            total = slot.total(position, factor * self._scale)
-        else:
-            total = slot.total(position).mul_(factor * self._scale)
-        if dtype == total.dtype and self._scale == 1:
+        total = slot.total(position, self._factor)
+        if isinstance(factor, Tensor) or factor != self._factor:  # not to be asked of a GPU
+            total.mul_(factor / self._factor)
+        if self._scale != 1:
+            total.mul_(self._scale)
+        elif dtype == total.dtype:
             return total
         result = total.to(dtype)
         self._carriers.doubt(result)
@@ -294,6 +322,7 @@ class Session:
         finite = self._carriers.are_finite()
         for slot in self._slots:
             slot.close(commit=finite)
+        self._usual = self._usual if self._usual == math.inf else self.waiting
         self._reset()
         self.steps += 1
         self._meter.steps += 1

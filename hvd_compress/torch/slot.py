@@ -55,6 +55,7 @@ class Slot:
         self.group = group
         self._meter = meter
         self._all_here = all_here
+        self._rounds = 0  # of the step before
         ends = accumulate(self.bucket.sizes)
         self._spans = [slice(end - size, end) for end, size in zip(ends, self.bucket.sizes, strict=True)]
         self._reset()
@@ -69,13 +70,18 @@ class Slot:
         self._pending: Pending | None = None
         self._round = 0
         self._result: Exchange | None = None
-        self._scaled = False
+        self._totals: list[Tensor] = []
         self.error: ExchangeError | None = None
 
     @property
     def busy(self) -> bool:
         """Whether the exchange has begun and not yet ended."""
         return self._running is not None and self._result is None and self.error is None
+
+    @property
+    def done(self) -> bool:
+        """Whether the exchange has ended with a result."""
+        return self._result is not None
 
     def holds(self, position: int) -> bool:
         """Whether the gradient at this place has arrived in this step."""
@@ -95,15 +101,13 @@ class Slot:
         """
         if self._buffer is None:
             self._buffer = self.ops.empty(self.bucket.numel, self.bucket.dtype)
-        place = self._buffer[self._spans[position]]
         self._taken_in.append((position, grad))
         if frozen:
             self._frozen.append(position)
-            place.zero_()
-            grad = place
+            grad = torch.zeros_like(grad)
         # A gradient that is not finite must not reach the method: it would spoil scales and its neighbours.
-        peak = self.ops.fill(place, grad, scale)
-        self._missing.discard(position)
+        peak = self.ops.fill(self._buffer, self._spans[position], grad, scale)
+        self._missing.remove(position)
         if not self._missing:
             self.start()
         return peak
@@ -122,11 +126,18 @@ class Slot:
         self._buffer = None
         self._advance(None)
 
-    def poll(self) -> None:
-        """Go on as far as possible without waiting."""
+    def poll(self) -> bool:
+        """Go on as far as possible without waiting, but for the end: its memory is not needed before.
+
+        Returns:
+            Whether it will not go on by itself any more.
+        """
         self._launch_held()
         while self.busy and self._pending is not None and self._pending.done():
+            if self._round >= self._rounds:
+                return True
             self._go_on()
+        return not self.busy
 
     def wait(self) -> None:
         """Wait for the collective on its way and go on to the next."""
@@ -150,7 +161,7 @@ class Slot:
             with torch.autocast(self.ops.device.type, enabled=False):  # backward may run inside the user's autocast
                 message = self._running.send(reply)
         except StopIteration as end:
-            self._result = end.value
+            self._result, self._rounds = end.value, self._round
             return
         self._held = message
         self._launch_held()
@@ -176,19 +187,19 @@ class Slot:
             if grad.numel() == 0:
                 grad.data = grad.new_zeros(self.bucket.shapes[position])
 
-    def total(self, position: int, factor: float | None = None) -> Tensor:
+    def total(self, position: int, factor: float) -> Tensor:
         """The sum over the ranks of the gradient at this place: a view that the caller may overwrite.
 
         Args:
             position: The place.
-            factor: By what to multiply it; the same for all places for which there is one.
+            factor: By what to multiply it; the same for all places.
         """
         assert self._result is not None
-        if factor is not None and not self._scaled:
-            self._result.total.mul_(factor)
-            self._scaled = True
-        total: Tensor = self._result.total[self._spans[position]].view(self.bucket.shapes[position])
-        return total
+        if not self._totals:
+            if factor != 1:
+                self._result.total.mul_(factor)
+            self._totals = self.ops.split(self._result.total, self.bucket.sizes)
+        return self._totals[position].view(self.bucket.shapes[position])
 
     def close(self, commit: bool) -> None:
         """End the step.

@@ -152,7 +152,7 @@ def test_the_largest_of_few_values(n: int, seed: int, values: int, share: float)
 )
 @pytest.mark.parametrize("n", [0, *SIZES])
 def test_what_is_not_below_a_threshold(n: int, threshold: float) -> None:
-    for x in (normal(n), tied(n)):
+    for x in (normal(n), tied(n), normal(n + 1)[1:]):
         np.testing.assert_array_equal(cpu.above(x, threshold), ORACLE.above(x, threshold))
 
 

@@ -100,3 +100,13 @@ def large_among(typing: Any, x: Any, start: Any, threshold: Any) -> Found:
         return builder.bitcast(builder.icmp_unsigned(">=", magnitudes, limit), ir.IntType(64))
 
     return types.uint64(x, types.int64, types.uint32), write
+
+
+@instruction
+def pointer_to(typing: Any, address: Any) -> Found:
+    """The pointer with this number."""
+
+    def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(address), write
