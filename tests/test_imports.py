@@ -20,10 +20,13 @@ LAYERS = [
     ["collectives"],
     ["ops", "group"],
     ["kernels"],
-    ["packing"],
+    ["ops.compiled"],
+    ["ops.numpy_compiled", "ops.torch", "ops.tensorflow"],
+    ["ops.torch_cuda"],
+    ["ops.torch_devices"],
     ["lowering"],
     ["methods.base"],
-    ["methods.sparse", "methods.quantised", "methods.lowrank", "methods.lanes", "methods.rotation"],
+    ["methods.sparse", "methods.quantised", "methods.lowrank"],
     ["methods.cast", "methods.topk", "methods.qsgd"],
     ["methods"],
     ["memory", "measure"],
@@ -85,6 +88,7 @@ def test_imports_go_downward(module: str) -> None:
 @pytest.mark.parametrize("module", sorted(modules()))
 def test_only_adapters_know_a_framework(module: str) -> None:
     allowed = {"torch", "tensorflow", "keras", "mpi", "ops.torch", "ops.tensorflow", "bench.digits"}
+    allowed |= {"ops.torch_cuda", "ops.torch_devices", "kernels.cuda"}
     tops = {name.partition(".")[0] for name in imported(modules()[module])}
     if not any(module == entry or module.startswith(entry + ".") for entry in allowed):
         assert not tops & set(FRAMEWORKS)

@@ -21,7 +21,7 @@ FRAMEWORKS = ["numpy", "torch", "tensorflow"]
 def ops_of(framework: str) -> Ops:
     """The primitives of a framework by its name."""
     if framework == "torch":
-        from hvd_compress.ops.torch import torch_ops
+        from hvd_compress.ops.torch_devices import torch_ops
 
         return torch_ops("cpu")
     if framework == "tensorflow":

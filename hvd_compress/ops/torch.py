@@ -269,18 +269,6 @@ class TorchCpuOps(Compiled, TorchOps):
         return 0.0 if finite else math.nan
 
 
-def torch_ops(device: torch.device | str) -> TorchOps:
-    """The primitives for the arrays of a device."""
-    kind = torch.device(device).type
-    if kind == "cpu":
-        return TorchCpuOps()
-    if kind == "cuda":
-        from hvd_compress.ops.torch_cuda import TorchCudaOps  # needs Triton, which only GPUs need
-
-        return TorchCudaOps(device)
-    return TorchOps(device)
-
-
 def _signed(x: int) -> int:
     """The int32 with the bits of a 32-bit unsigned number."""
     return int(np.uint32(x).view(np.int32))

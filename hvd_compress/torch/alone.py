@@ -10,7 +10,7 @@ from torch import Tensor
 from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllReduce, World
 from hvd_compress.methods.base import Method
-from hvd_compress.ops.torch import torch_ops
+from hvd_compress.ops.torch_devices import torch_ops
 from hvd_compress.stats import Meter
 
 

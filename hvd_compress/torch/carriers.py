@@ -49,7 +49,6 @@ class Carriers:
         self.lacking = False
         self._complete = False
         self._first: int | None = None
-        self._handles: list[int] | None = None
         self._given: list[Tensor] = []
         self._finite = True
         self._doubts: list[Tensor] = []
@@ -105,14 +104,6 @@ class Carriers:
                 self._first = next(iter(caller.handles_of([first])), None) if self._first is None else self._first
                 self._complete = caller.is_done(self._first) and not self._lacks(first)
         return self._complete
-
-    def are_back(self) -> bool:
-        """Whether all carriers that are with Horovod are reduced."""
-        if self._handles is None:
-            self._handles = caller.handles_of(self._given)
-        while self._handles and caller.is_done(self._handles[-1]):
-            self._handles.pop()
-        return not self._handles
 
     def check(self, carrier: Tensor) -> None:
         """Look at a carrier that Horovod has reduced.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 import weakref
 import zlib
 from collections import deque
@@ -28,16 +26,13 @@ from hvd_compress.state import flatten, roles
 from hvd_compress.stats import Meter
 from hvd_compress.torch import caller
 from hvd_compress.torch.carriers import CARRIER_BYTES, Carriers, Factor
-from hvd_compress.torch.driver import NAP, gather_bytes
+from hvd_compress.torch.driver import gather_bytes
 from hvd_compress.torch.scaling import LossScale
 from hvd_compress.torch.slot import Slot
 from hvd_compress.torch.tuner import Tuner
 
 _LOOKS = 4
 """How many exchanges under way are looked at for each gradient."""
-
-_PATIENCE = 10.0
-"""Seconds that the last gradient of a step waits for other ranks, at most and once."""
 
 
 class Ticket(NamedTuple):
@@ -100,7 +95,7 @@ class Session:
         label: A name that is the same on all ranks: part of the names of its collectives.
         loss_scale: By which the gradients are too large.
         full: What Horovod makes of a 1 on each of so many ranks.
-        replaces: The results take the place of the gradients, whose memory may be given back before.
+        replaces: The results take the place of the gradients, and their memory.
 
     Attributes:
         waiting: How many gradients have come in this step, 0 between steps.
@@ -143,7 +138,6 @@ class Session:
         # A newcomer in an elastic job knows of no other partition than the first.
         self._fixed = None if merge == "auto" and not agreement.elastic() else first
         self._tuner: Tuner | None = None
-        self._usual: float = 0
         self._lay_out(first)
         self._reset()
 
@@ -178,7 +172,6 @@ class Session:
     def _reset(self) -> None:
         self.waiting = self._taken = 0
         self._scale = 1.0
-        self._factor = 1.0  # that of all gradients, unless a carrier says otherwise
         self._running: deque[Slot] = deque()
         self._carriers.reset()
 
@@ -210,31 +203,15 @@ class Session:
         self._meter.bytes_sent += CARRIER_BYTES
         self.waiting += 1
         self._meter.encode += self._meter.lap(lap)
-        if self.waiting == self._usual:
-            self._see_through()
         return carrier, Ticket(self, slot, position, grad, frozen)
 
     def _push_on(self) -> None:
         """Start the second rounds of buckets whose first has ended. Look at a few, the oldest."""
         for _ in range(min(len(self._running), _LOOKS)):
             slot = self._running.popleft()
-            if not slot.poll():
+            slot.poll()
+            if slot.busy:
                 self._running.append(slot)
-
-    def _see_through(self) -> None:
-        """At what is likely to be the last gradient of a step, wait for the other ranks and for the exchanges.
-
-        Horovod would wait next, but awake, so that it keeps ranks and communication off the cores, and second rounds
-        would have to wait with it. Where ranks have to go on in an order of their own, this is given up.
-        """
-        end = time.perf_counter() + _PATIENCE
-        with self._meter.time("wait"):
-            while not self._carriers.are_back() or (self._running and self._carriers.are_complete()):
-                self._push_on()
-                time.sleep(NAP)
-                if time.perf_counter() > end:
-                    self._usual = math.inf
-                    break
 
     def _free_place(self, key: int, grad: Tensor) -> tuple[Slot, int]:
         """Where a gradient goes that has not come yet in this step."""
@@ -254,18 +231,12 @@ class Session:
         lap = self._meter.begin()
         if not self._taken:
             self._check(carrier)
-            for each in self._slots:
-                each.start()
-            self._running = deque(each for each in self._slots if each.busy)
+            self._complete()
         factor = self._carriers.read(carrier)
-        if not self._taken and isinstance(factor, float) and math.isfinite(factor):
-            self._factor = factor
         self._taken += 1
         result, slot = ticket.like, ticket.slot
         if slot is not None:
-            if not slot.done:
-                self._finish(slot)
-            result = self._result(slot, ticket.position, factor, result.dtype)
+            result = self._result(slot, ticket.position, factor, result)
             if ticket.frozen:
                 result.zero_()
         if self._taken == self.waiting:
@@ -273,17 +244,12 @@ class Session:
         self._meter.decode += self._meter.lap(lap)
         return result
 
-    def _result(self, slot: Slot, position: int, factor: Factor, dtype: torch.dtype) -> Tensor:
+    def _result(self, slot: Slot, position: int, factor: Factor, like: Tensor) -> Tensor:
         """Scale a sum as Horovod and the loss scaler would have; note where that may have overflown."""
-        total = slot.total(position, self._factor)
-        if isinstance(factor, Tensor) or factor != self._factor:  # not to be asked of a GPU
-            total.mul_(factor / self._factor)
-        if self._scale != 1:
-            total.mul_(self._scale)
-        elif dtype == total.dtype:
-            return total
-        result = total.to(dtype)
-        self._carriers.doubt(result)
+        total, factor = slot.take(position), factor * self._scale
+        result = torch.mul(total, factor, out=like) if self._replaces else torch.mul(total, factor).to(like.dtype)
+        if like.dtype != total.dtype or self._scale != 1:
+            self._carriers.doubt(result)
         return result
 
     def _check(self, carrier: Tensor) -> None:
@@ -298,31 +264,25 @@ class Session:
             self.abort()
             raise
 
-    def _finish(self, slot: Slot) -> None:
-        """Finish the exchange of a bucket; the others go on meanwhile, so that their second rounds overlap."""
-        if slot.busy and self._replaces:
-            slot.release()
-        try:
-            while slot.busy:
+    def _complete(self) -> None:
+        """Finish all exchanges, round by round in the order of buckets, which is the same on all ranks.
+
+        So the second rounds of the buckets overlap, and no rank waits for one that waits for it.
+        """
+        for slot in self._slots:
+            slot.start()
+        while busy := [slot for slot in self._slots if slot.busy]:
+            for slot in busy:
                 slot.wait()
-                self._push_on()
+        for slot in self._slots:
             if slot.error is not None:
-                for other in self._slots:  # as all ranks do
-                    other.drain()
                 raise slot.error
-        except BaseException:
-            for other in self._slots:
-                other.give_back()
-            raise
 
     def _end(self) -> None:
         """Take over the new states, unless some rank had a gradient, or all have a result, that is not finite."""
-        for slot in self._slots:
-            self._finish(slot)
         finite = self._carriers.are_finite()
         for slot in self._slots:
             slot.close(commit=finite)
-        self._usual = self._usual if self._usual == math.inf else self.waiting
         self._reset()
         self.steps += 1
         self._meter.steps += 1

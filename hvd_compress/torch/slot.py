@@ -16,7 +16,7 @@ from hvd_compress.errors import CompressionError, ExchangeError
 from hvd_compress.group import Group
 from hvd_compress.lowering import lower
 from hvd_compress.merging import Planned
-from hvd_compress.ops.torch import torch_ops
+from hvd_compress.ops.torch_devices import torch_ops
 from hvd_compress.state import flatten, unflatten
 from hvd_compress.stats import Meter
 from hvd_compress.torch.driver import Pending, launch
@@ -55,7 +55,6 @@ class Slot:
         self.group = group
         self._meter = meter
         self._all_here = all_here
-        self._rounds = 0  # of the step before
         ends = accumulate(self.bucket.sizes)
         self._spans = [slice(end - size, end) for end, size in zip(ends, self.bucket.sizes, strict=True)]
         self._reset()
@@ -63,7 +62,6 @@ class Slot:
     def _reset(self) -> None:
         self._buffer: Tensor | None = None
         self._missing = set(range(len(self._spans)))
-        self._taken_in: list[tuple[int, Tensor]] = []
         self._frozen: list[int] = []
         self._running: Generator[Collective, Any, Exchange] | None = None
         self._held: Collective | None = None
@@ -71,17 +69,13 @@ class Slot:
         self._round = 0
         self._result: Exchange | None = None
         self._totals: list[Tensor] = []
+        self._left = 0
         self.error: ExchangeError | None = None
 
     @property
     def busy(self) -> bool:
         """Whether the exchange has begun and not yet ended."""
         return self._running is not None and self._result is None and self.error is None
-
-    @property
-    def done(self) -> bool:
-        """Whether the exchange has ended with a result."""
-        return self._result is not None
 
     def holds(self, position: int) -> bool:
         """Whether the gradient at this place has arrived in this step."""
@@ -101,7 +95,6 @@ class Slot:
         """
         if self._buffer is None:
             self._buffer = self.ops.empty(self.bucket.numel, self.bucket.dtype)
-        self._taken_in.append((position, grad))
         if frozen:
             self._frozen.append(position)
             grad = torch.zeros_like(grad)
@@ -126,18 +119,11 @@ class Slot:
         self._buffer = None
         self._advance(None)
 
-    def poll(self) -> bool:
-        """Go on as far as possible without waiting, but for the end: its memory is not needed before.
-
-        Returns:
-            Whether it will not go on by itself any more.
-        """
+    def poll(self) -> None:
+        """Go on as far as possible without waiting."""
         self._launch_held()
         while self.busy and self._pending is not None and self._pending.done():
-            if self._round >= self._rounds:
-                return True
             self._go_on()
-        return not self.busy
 
     def wait(self) -> None:
         """Wait for the collective on its way and go on to the next."""
@@ -161,7 +147,7 @@ class Slot:
             with torch.autocast(self.ops.device.type, enabled=False):  # backward may run inside the user's autocast
                 message = self._running.send(reply)
         except StopIteration as end:
-            self._result, self._rounds = end.value, self._round
+            self._result = end.value
             return
         self._held = message
         self._launch_held()
@@ -176,30 +162,18 @@ class Slot:
         self._pending = launch(message, f"{self._prefix}.{self._round}", self.group)
         self._round += 1
 
-    def release(self) -> None:
-        """Give back the memory of the gradients, before as much is taken for the results."""
-        for _, grad in self._taken_in:
-            grad.data = grad.new_empty(0)
-
-    def give_back(self) -> None:
-        """Let gradients whose memory was given back be zeros of their shape, as there is no result for them."""
-        for position, grad in self._taken_in:
-            if grad.numel() == 0:
-                grad.data = grad.new_zeros(self.bucket.shapes[position])
-
-    def total(self, position: int, factor: float) -> Tensor:
-        """The sum over the ranks of the gradient at this place: a view that the caller may overwrite.
-
-        Args:
-            position: The place.
-            factor: By what to multiply it; the same for all places.
-        """
+    def take(self, position: int) -> Tensor:
+        """The sum over the ranks of the gradient at this place; each is given out once, and the last one frees them."""
         assert self._result is not None
         if not self._totals:
-            if factor != 1:
-                self._result.total.mul_(factor)
             self._totals = self.ops.split(self._result.total, self.bucket.sizes)
-        return self._totals[position].view(self.bucket.shapes[position])
+            self._result = self._result._replace(total=None)
+            self._left = len(self._totals)
+        total = self._totals[position].view(self.bucket.shapes[position])
+        self._left -= 1
+        if not self._left:
+            self._totals = []
+        return total
 
     def close(self, commit: bool) -> None:
         """End the step.

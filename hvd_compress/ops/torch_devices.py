@@ -1,0 +1,23 @@
+"""Which primitives go with which device of PyTorch."""
+
+from __future__ import annotations
+
+import torch
+
+from hvd_compress.ops.torch import TorchCpuOps, TorchOps
+
+
+def torch_ops(device: torch.device | str) -> TorchOps:
+    """The primitives for the arrays of a device.
+
+    Raises:
+        MissingPackageError: If it is a CUDA device and there is no Triton.
+    """
+    kind = torch.device(device).type
+    if kind == "cpu":
+        return TorchCpuOps()
+    if kind == "cuda":
+        from hvd_compress.ops.torch_cuda import TorchCudaOps  # Triton is needed on GPUs alone
+
+        return TorchCudaOps(device)
+    return TorchOps(device)
