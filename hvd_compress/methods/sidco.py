@@ -28,9 +28,6 @@ TOLERANCE = 0.1
 CORRECTIONS = 3
 """How often the fitted threshold is corrected before the exact top-k takes its place."""
 
-LEAST = 2.0**-126
-"""The smallest normal float32; there are frameworks that take what is below for zero."""
-
 TINY = 2.0**-1022
 """The smallest threshold, of magnitudes divided by the largest; what is below counts as zero."""
 
@@ -208,7 +205,7 @@ def _send(
         return _send(ops, x, unit, better, ops.tail(x, unit, better, logs=True), goal, k, left - 1)
 
     def pass_() -> Array:
-        least = ops.clip(t * unit, LEAST, math.inf)  # zeros must not pass
-        return ops.above(x, ops.cast(least, ops.dtype(x)))
+        found = ops.above(x, ops.cast(t * unit, ops.dtype(x)))
+        return ops.take(found, ops.nonzero(ops.take(x, found) != 0))  # a tiny threshold may have become zero
 
     return ops.choose(ops.abs(passed - goal) <= TOLERANCE * goal, pass_, correct)

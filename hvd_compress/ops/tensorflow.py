@@ -229,7 +229,9 @@ class TensorFlowCpuOps(Compiled, TensorFlowOps):
 
         if tf.executing_eagerly():
             return [tf.convert_to_tensor(found) for found in run(*(_numpy(array) for array in arrays))]
-        found = tf.numpy_function(run, [tf.convert_to_tensor(a) for a in arrays], [dtype for dtype, _ in outs])
+        # A number would become a float32 otherwise.
+        given = [tf.constant(a, tf.float64) if isinstance(a, float) else tf.convert_to_tensor(a) for a in arrays]
+        found = tf.numpy_function(run, given, [dtype for dtype, _ in outs])
         return [tf.ensure_shape(part, shape) for part, (_, shape) in zip(found, outs, strict=True)]
 
 

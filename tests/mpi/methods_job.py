@@ -9,6 +9,7 @@ from hvd_compress import LocalWorld, parse
 from hvd_compress.methods import REGISTRY
 from hvd_compress.mpi import Aggregator
 from hvd_compress.mpi.operators import saturating_sum
+from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
 
 SPECS = [
     *REGISTRY,
@@ -22,7 +23,7 @@ SPECS = [
 
 def check(spec: str) -> None:
     used = saturating_sum.cache_info()
-    aggregator, world = Aggregator(spec), LocalWorld(spec, SIZE)
+    aggregator, world = Aggregator(spec), LocalWorld(spec, SIZE, ops=NumpyCompiledOps())
     sums_floats = "allreduce" in REGISTRY[spec.partition(":")[0]].collective or "start" in spec
     for step in range(3):
         grads = gradients(step)
