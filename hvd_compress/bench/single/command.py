@@ -21,6 +21,8 @@ from hvd_compress.bench.single import methods as methods_
 from hvd_compress.bench.speed.command import ToJson, ToPlot, bench
 from hvd_compress.bench.speed.table import drawn, number
 
+__all__ = ["bench"]
+
 L = TypeVar("L")
 
 Size = Annotated[int, typer.Option(min=1024, help="Coordinates of the gradient.")]
