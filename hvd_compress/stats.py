@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -43,24 +45,6 @@ class Stats(NamedTuple):
 Phase = Literal["encode", "wait", "decode"]
 
 
-class Timer:
-    """Adds the time of a block to a phase of a meter."""
-
-    __slots__ = ("_begin", "_inside", "_meter", "_phase")
-
-    def __init__(self, meter: Meter, phase: Phase) -> None:
-        self._meter, self._phase = meter, phase
-
-    def __enter__(self) -> None:
-        meter = self._meter
-        self._inside, self._begin = meter.encode + meter.wait + meter.decode, time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        meter, phase = self._meter, self._phase
-        nested = meter.encode + meter.wait + meter.decode - self._inside
-        setattr(meter, phase, getattr(meter, phase) + time.perf_counter() - self._begin - nested)
-
-
 @dataclass
 class Meter:
     """Counts for `Stats`."""
@@ -80,9 +64,15 @@ class Meter:
         """Seconds since then, without those in which it waited."""
         return time.perf_counter() - self.wait - begin
 
-    def time(self, phase: Phase) -> Timer:
+    @contextmanager
+    def time(self, phase: Phase) -> Iterator[None]:
         """Add the time of a block to a phase; time inside an inner block counts there only."""
-        return Timer(self, phase)
+        begin, inside = time.perf_counter(), self.encode + self.wait + self.decode
+        try:
+            yield
+        finally:
+            nested = self.encode + self.wait + self.decode - inside
+            setattr(self, phase, getattr(self, phase) + time.perf_counter() - begin - nested)
 
     def read(self, waits: bool) -> Stats:
         """The totals; ``waits`` tells whether waiting was measured."""

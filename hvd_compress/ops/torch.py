@@ -204,6 +204,15 @@ class TorchOps(Composed):
     def stage(self, step: Any, boundaries: Sequence[int]) -> int:
         return sum(int(step) >= boundary for boundary in boundaries)
 
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.add(x, y, out=x) if x.dtype == y.dtype else x + y
+
+    def subtract(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.sub(x, y, out=x)
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        return x.mul_(factor)
+
     def subtract_products(self, x: Tensor, lefts: Sequence[Tensor], rights: Sequence[Tensor]) -> Tensor:
         sizes = [p.shape[0] * q.shape[0] for p, q in zip(lefts, rights, strict=True)]
         for p, q, piece in zip(lefts, rights, self.split(x, sizes), strict=True):
@@ -230,15 +239,6 @@ class TorchCpuOps(Compiled, TorchOps):
 
     def zeros(self, shape: Shape, dtype: str) -> Tensor:
         return torch.from_numpy(np.empty(shape, dtype)).zero_()  # np.zeros would take small pages
-
-    def add(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.add(x, y, out=x) if x.dtype == y.dtype else x + y
-
-    def subtract(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.sub(x, y, out=x)
-
-    def scale(self, x: Tensor, factor: float) -> Tensor:
-        return x.mul_(factor)
 
     def project(self, x: Tensor, right: Tensor) -> Tensor:
         return x @ right.T.contiguous().T  # column by column it is twice as fast

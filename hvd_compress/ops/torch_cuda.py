@@ -25,15 +25,6 @@ class TorchCudaOps(TorchOps):
             return super().fill(buffer, span, grad, scale)
         return torch.where(cuda.put_finite(buffer[span], grad.view(-1)), 0.0, torch.nan)
 
-    def add(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.add(x, y, out=x) if x.dtype == y.dtype else x + y
-
-    def subtract(self, x: Tensor, y: Tensor) -> Tensor:
-        return x.sub_(y)
-
-    def scale(self, x: Tensor, factor: float) -> Tensor:
-        return x.mul_(factor)
-
     def quantise(
         self, x: Tensor, code: Code, seed: Any = 0, residual: Tensor | None = None, keep: bool = False
     ) -> tuple[Array, Array | None]:
