@@ -20,7 +20,8 @@ class ErrorFeedbackState(NamedTuple):
     """What error feedback keeps.
 
     Attributes:
-        residual: What this rank has not sent yet, in the units of its gradient; shape ``(bucket.numel,)``.
+        residual: What this rank has not sent yet, in the units of its gradient; shape ``(bucket.numel,)``. None where
+            it has been lent and comes back with the gradient added to it.
         inner: The state of the method inside.
     """
 
@@ -55,7 +56,10 @@ class ErrorFeedback(Wrapper):
     def init(self, ops: Ops, bucket: Bucket, size: int) -> ErrorFeedbackState:
         return ErrorFeedbackState(ops.zeros((bucket.numel,), bucket.dtype), self.inner.init(ops, bucket, size))
 
-    def _late(self, state: ErrorFeedbackState) -> Array:
+    def lend(self, state: ErrorFeedbackState) -> tuple[Array, ErrorFeedbackState] | None:
+        return (state.residual, state._replace(residual=None)) if self.decay == self.lowpass == 1 else None
+
+    def _late(self, state: ErrorFeedbackState) -> Array | None:
         return state.residual if self.decay == 1 else state.residual * self.decay
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: ErrorFeedbackState, world: World) -> Exchanging:
@@ -67,7 +71,8 @@ class ErrorFeedback(Wrapper):
         return Exchange(total, None, ErrorFeedbackState(residual, inner))
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: ErrorFeedbackState, world: World) -> Exchanging:
-        total = yield AllReduce(ops.add(x, self._late(state)), donate=True)
+        late = self._late(state)
+        total = yield AllReduce(x if late is None else ops.add(x, late), donate=True)
         return Exchange(total, None, state._replace(residual=ops.zeros((bucket.numel,), bucket.dtype)))
 
 

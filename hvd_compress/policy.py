@@ -145,6 +145,10 @@ class Schedule(Wrapper):
     def init(self, ops: Ops, bucket: Bucket, size: int) -> ScheduleState:
         return ScheduleState(0, self.inner.init(ops, bucket, size))
 
+    def lend(self, state: ScheduleState) -> tuple[Array, ScheduleState] | None:
+        lent = self.inner.lend(state.inner)
+        return None if lent is None else (lent[0], state._replace(inner=lent[1]))
+
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: ScheduleState, world: World) -> Exchanging:
         def run(method: Method) -> Exchanging:
             dense = isinstance(method, Dense)

@@ -118,6 +118,16 @@ class Method(ABC):
         exchange = yield from self.exchange(ops, bucket, corrected, state, world)
         return exchange._replace(left=self.retain(ops, corrected, exchange.sent))
 
+    def lend(self, state: State) -> tuple[Array, State] | None:
+        """Give the vector to which the next gradient is added first of all, so that this can be done in its place.
+
+        Returns:
+            The vector, and the state without it: with the sum for ``x`` and this state, `exchange` does the same as
+            with the gradient and the whole state. None if there is none.
+        """
+        del state
+        return None
+
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
         """Sum ``x``, and all that is kept, without compression; as `exchange` in all else."""
         total = yield AllReduce(x)

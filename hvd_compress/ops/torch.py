@@ -64,6 +64,22 @@ class TorchOps(Composed):
         place.copy_(torch.where(peak.isfinite(), place, 0.0))  # no waiting for the device
         return peak
 
+    def absorb(self, residual: Tensor, span: slice, grad: Tensor, scale: float) -> tuple[float | Tensor, Tensor]:
+        """Add a gradient, divided by a scale, to its place in a residual, unless it is not finite.
+
+        Returns:
+            A number that is inf or nan if it is not, and what was there before, maybe in the gradient's memory.
+        """
+        before, piece = residual[span].clone(), self.empty(grad.numel(), self.dtype(residual))
+        peak = self.fill(piece, slice(0, grad.numel()), grad, scale)
+        residual[span].add_(piece)
+        return peak, before
+
+    def deliver(self, total: Tensor, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> None:
+        """Write pieces of a sum, times a factor, to tensors of their own."""
+        for span, to in pieces:
+            torch.mul(total[span].view(to.shape), factor, out=to)
+
     def reshape(self, x: Tensor, shape: Shape) -> Tensor:
         return x.reshape(shape)
 
@@ -255,6 +271,23 @@ class TorchCpuOps(Compiled, TorchOps):
 
     def empty(self, n: int, dtype: str) -> Tensor:
         return torch.from_numpy(np.empty(n, dtype))
+
+    def absorb(self, residual: Tensor, span: slice, grad: Tensor, scale: float) -> tuple[float | Tensor, Tensor]:
+        if not (self._fits(residual, grad) and grad.is_contiguous()):
+            return super().absorb(residual, span, grad, scale)
+        finite = cpu.absorb_at(residual.data_ptr() + 4 * span.start, grad.data_ptr(), grad.numel(), scale)
+        return 0.0 if finite else math.nan, grad
+
+    def deliver(self, total: Tensor, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> None:
+        fast = [(span, to) for span, to in pieces if self._fits(total, to) and to.is_contiguous()]
+        if fast:
+            starts, addresses = [span.start for span, _ in fast], [to.data_ptr() for _, to in fast]
+            sizes = [span.stop - span.start for span, _ in fast]
+            cpu.deliver(total.numpy(), np.array(starts), np.array(addresses), np.array(sizes), factor)
+        if len(fast) < len(pieces):
+            super().deliver(
+                total, [(span, to) for span, to in pieces if not self._fits(to) or not to.is_contiguous()], factor
+            )
 
     def fill(self, buffer: Tensor, span: slice, grad: Tensor, scale: float) -> float:
         single = buffer.dtype is torch.float32

@@ -17,9 +17,6 @@ from hvd_compress.torch import caller
 
 CARRIER_BYTES = 8
 
-Factor = float | Tensor
-"""By what to multiply a sum; a tensor on a GPU, which nobody waits for."""
-
 
 class Carriers:
     """The carriers of one step after another.
@@ -50,8 +47,7 @@ class Carriers:
         self._complete = False
         self._first: int | None = None
         self._given: list[Tensor] = []
-        self._finite = True
-        self._doubts: list[Tensor] = []
+        self._handles: list[int] | None = None
 
     def renew(self) -> None:
         """Begin a step after one that has left carriers with Horovod."""
@@ -76,23 +72,41 @@ class Carriers:
         self._given.append(carrier)
         return carrier
 
-    def read(self, carrier: Tensor) -> Factor:
+    def are_back(self) -> bool:
+        """Whether all carriers are back, once all have been handed to Horovod."""
+        if self._handles is None:
+            self._handles = caller.handles_of(self._given)
+        while self._handles and caller.is_done(self._handles[-1]):
+            self._handles.pop()
+        return not self._handles
+
+    @property
+    def under_way(self) -> int:
+        """How many handles of carriers are not back, as far as `are_back` has looked."""
+        return len(self._handles or ())
+
+    def look_again(self) -> None:
+        """Have `are_back` ask Horovod anew which carriers it has not given back."""
+        self._handles = None
+
+    def first_factor(self) -> float:
+        """By what to multiply sums over the ranks, as far as the first carrier tells; nan if it does not."""
+        first = self._given[0] if self._given else None
+        if first is None or first.is_cuda or not self.are_complete():
+            return math.nan
+        return self.factor(first)
+
+    def factor(self, carrier: Tensor) -> float:
         """By what to multiply a sum over the ranks, given its carrier as Horovod has reduced it."""
-        if carrier.is_cuda:
-            factor = carrier.reshape(()) / self._size
-            self._doubts.append(factor)
-            return factor
-        value = float(carrier) / self._size
-        self._finite = self._finite and math.isfinite(value)
-        return value
+        return float(carrier) / self._size
 
-    def doubt(self, result: Tensor) -> None:
-        """Note a result that may have left the range of its dtype."""
-        self._doubts.append(torch.linalg.vector_norm(result, ord=torch.inf).double())
-
-    def are_finite(self) -> bool:
-        """Whether all that was read and all results are finite."""
-        return self._finite and (not self._doubts or bool(torch.stack(self._doubts).isfinite().all()))
+    def factors(self) -> list[float]:
+        """By what to multiply the sums of all gradients, once all carriers are back."""
+        values = self._ones[: len(self._given)]
+        if any(carrier.is_cuda for carrier in self._given):
+            values = torch.cat([carrier.to("cpu", torch.float64) for carrier in self._given])
+        factors: list[float] = (values / self._size).tolist()
+        return factors
 
     def are_complete(self) -> bool:
         """Whether the first carrier is back, and had been sent by all ranks."""

@@ -16,7 +16,7 @@ from hvd_compress.errors import ExchangeError
 from hvd_compress.group import Group
 from hvd_compress.ops import wrong_length
 
-_NAP = 50e-6
+NAP = 50e-6
 """Seconds between two looks at a collective on its way."""
 
 
@@ -38,7 +38,7 @@ class Pending(NamedTuple):
     def wait(self) -> Tensor:
         """Wait for the result; asleep, as Horovod's own waiting keeps its communication thread off the core."""
         while not self.done():
-            time.sleep(_NAP)
+            time.sleep(NAP)
         return self.read(hvd.synchronize(self.handle))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 import weakref
 import zlib
 from collections import deque
@@ -25,8 +27,9 @@ from hvd_compress.spec import to_spec
 from hvd_compress.state import flatten, roles
 from hvd_compress.stats import Meter
 from hvd_compress.torch import caller
-from hvd_compress.torch.carriers import CARRIER_BYTES, Carriers, Factor
-from hvd_compress.torch.driver import gather_bytes
+from hvd_compress.torch.backward import at_end_of_backward
+from hvd_compress.torch.carriers import CARRIER_BYTES, Carriers
+from hvd_compress.torch.driver import NAP, gather_bytes
 from hvd_compress.torch.scaling import LossScale
 from hvd_compress.torch.slot import Slot
 from hvd_compress.torch.tuner import Tuner
@@ -34,12 +37,16 @@ from hvd_compress.torch.tuner import Tuner
 _LOOKS = 4
 """How many exchanges under way are looked at for each gradient."""
 
+_PATIENCE = 5.0
+"""Seconds in which a carrier comes back, if no rank waits for something else."""
+
 
 class Ticket(NamedTuple):
     """What ``compress`` leaves with Horovod for ``decompress``.
 
     Attributes:
         session: Where the gradient went.
+        number: Which one of the step it is.
         slot: Its bucket; None for a gradient without elements.
         position: Its place in the bucket.
         like: The gradient itself, for its shape and dtype.
@@ -47,6 +54,7 @@ class Ticket(NamedTuple):
     """
 
     session: Session
+    number: int
     slot: Slot | None
     position: int
     like: Tensor
@@ -95,7 +103,8 @@ class Session:
         label: A name that is the same on all ranks: part of the names of its collectives.
         loss_scale: By which the gradients are too large.
         full: What Horovod makes of a 1 on each of so many ranks.
-        replaces: The results take the place of the gradients, and their memory.
+        replaces: The results take the place of the gradients, and their memory, which is free from `add` on; carriers
+            are reduced in place.
 
     Attributes:
         waiting: How many gradients have come in this step, 0 between steps.
@@ -128,6 +137,7 @@ class Session:
         self._loss_scale = loss_scale
         self._carriers = Carriers(full(group.world.size), group.world.size, len(members))
         self._incarnation = caller.incarnation()
+        self._restful = replaces
         self._parameters = {key: weakref.ref(tensor) for key, _, tensor in members}
         self._lent: set[int] = set()
         self._gradients = [
@@ -150,7 +160,7 @@ class Session:
         for planned in plan(self._gradients, self._method, partition):
             mine = [self._gradients[i] for i in planned.members]
             prefix, device = f"hvd_compress.{self.label}", torch.device(mine[0].device)
-            slot = Slot(planned, device, prefix, self.group, self._meter, self._carriers.are_complete)
+            slot = Slot(planned, device, prefix, self.group, self._meter, self._replaces, self._carriers.are_complete)
             self._slots.append(slot)
             for position, i in enumerate(planned.members):
                 self._places[keys[i]] = Place(self._gradients[i].name, slot, position)
@@ -172,6 +182,9 @@ class Session:
     def _reset(self) -> None:
         self.waiting = self._taken = 0
         self._scale = 1.0
+        self._factor: float | None = None
+        self._finite = True
+        self._spoilt: set[int] = set()
         self._running: deque[Slot] = deque()
         self._carriers.reset()
 
@@ -198,20 +211,83 @@ class Session:
                 self._push_on()
             if slot.busy:
                 self._running.append(slot)
-        carrier = self._carriers.give(peak)
+        carrier, ticket = self._carriers.give(peak), Ticket(self, self.waiting, slot, position, grad, frozen)
         self._meter.gradient_bytes += size * grad.element_size()
         self._meter.bytes_sent += CARRIER_BYTES
         self.waiting += 1
+        if self.waiting == len(self._parameters) and self._restful:
+            at_end_of_backward(self._rest)
         self._meter.encode += self._meter.lap(lap)
-        return carrier, Ticket(self, slot, position, grad, frozen)
+        return carrier, ticket
 
     def _push_on(self) -> None:
         """Start the second rounds of buckets whose first has ended. Look at a few, the oldest."""
         for _ in range(min(len(self._running), _LOOKS)):
             slot = self._running.popleft()
-            slot.poll()
+            self._look_at(slot)
             if slot.busy:
                 self._running.append(slot)
+
+    def _look_at(self, slot: Slot) -> None:
+        """Go on with a bucket without waiting; give its result out if nothing speaks against it."""
+        slot.poll()
+        if not slot.can_deliver:
+            return
+        factor = self._carriers.first_factor() if self._factor is None else self._factor
+        if not slot.lent and math.isfinite(factor):
+            self._note_overflow(slot, factor)
+            slot.deliver(factor * self._scale)
+        elif self._factor is not None and self._finite and not self._may_overflow:
+            slot.settle(commit=True)
+            slot.deliver(factor)
+
+    @property
+    def _may_overflow(self) -> bool:
+        """Whether results may leave the range of their dtype where sums do not."""
+        return self._scale != 1 or any(slot.narrow for slot in self._slots)
+
+    def _go_on(self) -> None:
+        """Go on with all buckets without waiting.
+
+        Those whose sum would have to wait for the carriers come after these: it would take memory beside the residual.
+        """
+        for slot in self._busy():
+            if not slot.lent or self._factor is not None:
+                self._look_at(slot)
+
+    def _judge(self) -> None:
+        """Read all carriers: the step does not count if some rank had a gradient that is not finite."""
+        factors = self._carriers.factors()
+        self._spoilt = {number for number, factor in enumerate(factors) if not math.isfinite(factor)}
+        self._factor = next((factor for factor in factors if math.isfinite(factor)), math.nan)
+        self._finite = self._finite and not self._spoilt
+        for slot in self._slots:
+            if not slot.busy:
+                self._look_at(slot)
+
+    def _rest(self) -> None:
+        """Wait asleep for the carriers, at the end of a backward pass that has given all gradients.
+
+        Horovod's own waiting takes a core. If nothing moves for long, another rank may first want something of this
+        one: then never wait here again.
+        """
+        lap, moved, before = self._meter.begin(), time.monotonic(), -1
+        while not self._carriers.are_back():
+            self._go_on()
+            if before != (before := self._carriers.under_way):
+                moved = time.monotonic()
+            elif time.monotonic() - moved > _PATIENCE:
+                self._restful = False
+                break
+            self._nap()
+        self._meter.decode += self._meter.lap(lap)
+
+    def _busy(self) -> list[Slot]:
+        return [slot for slot in self._slots if slot.busy]
+
+    def _nap(self) -> None:
+        with self._meter.time("wait"):
+            time.sleep(NAP)
 
     def _free_place(self, key: int, grad: Tensor) -> tuple[Slot, int]:
         """Where a gradient goes that has not come yet in this step."""
@@ -232,11 +308,15 @@ class Session:
         if not self._taken:
             self._check(carrier)
             self._complete()
-        factor = self._carriers.read(carrier)
+            if self._replaces:
+                self._settle()
         self._taken += 1
-        result, slot = ticket.like, ticket.slot
-        if slot is not None:
-            result = self._result(slot, ticket.position, factor, result)
+        result = ticket.like
+        if ticket.slot is not None:
+            if not self._replaces:
+                result = self._computed(carrier, ticket.slot, ticket)
+            elif ticket.number in self._spoilt:
+                result.fill_(math.nan)
             if ticket.frozen:
                 result.zero_()
         if self._taken == self.waiting:
@@ -244,13 +324,28 @@ class Session:
         self._meter.decode += self._meter.lap(lap)
         return result
 
-    def _result(self, slot: Slot, position: int, factor: Factor, like: Tensor) -> Tensor:
-        """Scale a sum as Horovod and the loss scaler would have; note where that may have overflown."""
-        total, factor = slot.take(position), factor * self._scale
-        result = torch.mul(total, factor, out=like) if self._replaces else torch.mul(total, factor).to(like.dtype)
-        if like.dtype != total.dtype or self._scale != 1:
-            self._carriers.doubt(result)
+    def _computed(self, carrier: Tensor, slot: Slot, ticket: Ticket) -> Tensor:
+        """A result beside its gradient, in a direct call: Horovod gives its carrier only now."""
+        total, factor = slot.total(ticket.position), self._carriers.factor(carrier)
+        result = torch.mul(total, factor * self._scale).to(ticket.like.dtype)
+        checked = result if result.dtype != total.dtype or self._scale != 1 else torch.tensor(factor)
+        self._finite = self._finite and bool(checked.isfinite().all())
         return result
+
+    def _settle(self) -> None:
+        """Take over the new states if the step counts, and write all results that have not been."""
+        ready = [slot for slot in self._slots if slot.can_deliver]
+        assert self._factor is not None
+        for slot in ready:
+            self._note_overflow(slot, self._factor)
+        for slot in self._slots:
+            slot.settle(commit=self._finite)
+        for slot in ready:
+            slot.deliver(self._factor * self._scale)
+
+    def _note_overflow(self, slot: Slot, factor: float) -> None:
+        """Look whether results leave the range of their dtype, as the sums did not."""
+        self._finite = self._finite and slot.fits(factor * self._scale, scaled=self._scale != 1)
 
     def _check(self, carrier: Tensor) -> None:
         """Look for a step that cannot be right, and for ranks that have left, which gathering would not survive.
@@ -265,24 +360,26 @@ class Session:
             raise
 
     def _complete(self) -> None:
-        """Finish all exchanges, round by round in the order of buckets, which is the same on all ranks.
-
-        So the second rounds of the buckets overlap, and no rank waits for one that waits for it.
-        """
+        """Finish all exchanges. No rank waits for one of them alone, as another rank may wait for another one."""
         for slot in self._slots:
             slot.start()
-        while busy := [slot for slot in self._slots if slot.busy]:
-            for slot in busy:
-                slot.wait()
+        self._carriers.look_again()
+        while self._busy() or (self._replaces and self._factor is None):
+            if self._replaces and self._factor is None and self._carriers.are_back():
+                self._judge()
+            self._go_on()
+            self._nap()
         for slot in self._slots:
             if slot.error is not None:
                 raise slot.error
 
     def _end(self) -> None:
-        """Take over the new states, unless some rank had a gradient, or all have a result, that is not finite."""
-        finite = self._carriers.are_finite()
+        """Close the step."""
         for slot in self._slots:
-            slot.close(commit=finite)
+            if not self._replaces:
+                slot.settle(commit=self._finite)
+            slot.close()
+        finite = self._finite
         self._reset()
         self.steps += 1
         self._meter.steps += 1
@@ -299,10 +396,10 @@ class Session:
             lacking = self._carriers.lacking
             self._carriers.assume()
             for slot in self._slots:
-                slot.settle() if lacking else slot.drain()
+                slot.halt() if lacking else slot.drain()
             self._carriers.settle()
         for slot in self._slots:
-            slot.close(commit=False)
+            slot.close()
         self._carriers.renew()
         self._reset()
 

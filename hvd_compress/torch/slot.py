@@ -7,7 +7,6 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +24,11 @@ from hvd_compress.torch.driver import Pending, launch
 class Slot:
     """One bucket of a plan, with its state.
 
-    A step fills it, runs its exchange and ends with `close`, which takes over the new state or drops it.
+    A step fills it, runs its exchange, takes over the new state or drops it (`settle`), and ends with `close`.
+
+    Where the method lends its residual, gradients are added to it as they come. What was there before goes into the
+    memory of the gradients, which nobody reads until the results are written there: so a step that is not finite can
+    be undone, and takes no memory of its own but the sum.
 
     Args:
         planned: The bucket and its method.
@@ -33,6 +36,7 @@ class Slot:
         prefix: Of the names of its collectives.
         group: The ranks that take part.
         meter: Counts bytes and time.
+        replaces: Gradients may be overwritten from `put` on, and the results are to take their place.
         all_here: Tells whether all ranks are known to take part in this step.
 
     Attributes:
@@ -46,6 +50,7 @@ class Slot:
         prefix: str,
         group: Group,
         meter: Meter,
+        replaces: bool,
         all_here: Callable[[], bool],
     ) -> None:
         self.bucket, self.method = planned.bucket, planned.method
@@ -54,6 +59,7 @@ class Slot:
         self._prefix = f"{prefix}.{self.bucket.key}"
         self.group = group
         self._meter = meter
+        self._replaces = replaces
         self._all_here = all_here
         ends = accumulate(self.bucket.sizes)
         self._spans = [slice(end - size, end) for end, size in zip(ends, self.bucket.sizes, strict=True)]
@@ -61,6 +67,9 @@ class Slot:
 
     def _reset(self) -> None:
         self._buffer: Tensor | None = None
+        self._lent: tuple[Tensor, State] | None = None
+        self._before: list[tuple[slice, Tensor]] = []
+        self._grads: dict[int, Tensor] = {}
         self._missing = set(range(len(self._spans)))
         self._frozen: list[int] = []
         self._running: Generator[Collective, Any, Exchange] | None = None
@@ -68,8 +77,6 @@ class Slot:
         self._pending: Pending | None = None
         self._round = 0
         self._result: Exchange | None = None
-        self._totals: list[Tensor] = []
-        self._left = 0
         self.error: ExchangeError | None = None
 
     @property
@@ -82,7 +89,7 @@ class Slot:
         return position not in self._missing
 
     def put(self, position: int, grad: Tensor, scale: float = 1.0, frozen: bool = False) -> float | Tensor:
-        """Copy a gradient into its place; start the exchange when it was the last.
+        """Take a gradient to its place; start the exchange when it was the last.
 
         Args:
             position: The place.
@@ -93,28 +100,43 @@ class Slot:
         Returns:
             A number that is inf or nan if the gradient is not finite: on the CPU a float, else a scalar of the device.
         """
-        if self._buffer is None:
-            self._buffer = self.ops.empty(self.bucket.numel, self.bucket.dtype)
+        buffer, span = self._open(), self._spans[position]
+        self._grads[position] = grad
         if frozen:
             self._frozen.append(position)
             grad = torch.zeros_like(grad)
         # A gradient that is not finite must not reach the method: it would spoil scales and its neighbours.
-        peak = self.ops.fill(self._buffer, self._spans[position], grad, scale)
+        if self._lent is None:
+            peak = self.ops.fill(buffer, span, grad, scale)
+        else:
+            peak, before = self.ops.absorb(buffer, span, grad, scale)
+            self._before.append((span, before))
         self._missing.remove(position)
         if not self._missing:
             self.start()
         return peak
 
+    def _open(self) -> Tensor:
+        """Where the gradients of this step go."""
+        if self._buffer is None:
+            self._lent = self.method.lend(self.state) if self._replaces else None
+            self._buffer = self._lent[0] if self._lent else self.ops.empty(self.bucket.numel, self.bucket.dtype)
+        return self._buffer
+
     def start(self) -> None:
         """Begin the exchange; gradients that have not come count as zero."""
         if self._running is not None:
             return
-        if self._buffer is None:
-            self._buffer = self.ops.empty(self.bucket.numel, self.bucket.dtype)
-        for position in self._missing:
-            self._buffer[self._spans[position]].zero_()
+        buffer, state = self._open(), self.state
+        for span in [self._spans[position] for position in self._missing]:
+            if self._lent is None:
+                buffer[span].zero_()
+            else:
+                self._before.append((span, buffer[span].clone()))
+        if self._lent is not None:
+            state = self._lent[1]
         self.forget(self._frozen)
-        exchanging = self.method.exchange(self.ops, self.bucket, self._buffer, self.state, self.group.world)
+        exchanging = self.method.exchange(self.ops, self.bucket, buffer, state, self.group.world)
         self._running = take_branches(lower(exchanging, self.ops, self.group.world))
         self._buffer = None
         self._advance(None)
@@ -162,29 +184,70 @@ class Slot:
         self._pending = launch(message, f"{self._prefix}.{self._round}", self.group)
         self._round += 1
 
-    def take(self, position: int) -> Tensor:
-        """The sum over the ranks of the gradient at this place; each is given out once, and the last one frees them."""
-        assert self._result is not None
-        if not self._totals:
-            self._totals = self.ops.split(self._result.total, self.bucket.sizes)
-            self._result = self._result._replace(total=None)
-            self._left = len(self._totals)
-        total = self._totals[position].view(self.bucket.shapes[position])
-        self._left -= 1
-        if not self._left:
-            self._totals = []
-        return total
-
-    def close(self, commit: bool) -> None:
-        """End the step.
-
-        Args:
-            commit: Take over the new state; else keep the one from before the step.
-        """
+    def settle(self, commit: bool) -> None:
+        """Take over the new state; or else keep the one from before the step."""
         if commit:
             assert self._result is not None
             self.state = self._result.state
             self.forget(self._frozen)
+        elif self._lent is not None:
+            for span, before in self._before:
+                self._lent[0][span] = before.view(-1)
+        self._before = []
+        self._lent = None
+
+    @property
+    def can_deliver(self) -> bool:
+        """Whether the sum is there, to be written in the place of the gradients."""
+        return self._replaces and self._result is not None and self._result.total is not None
+
+    @property
+    def lent(self) -> bool:
+        """Whether the gradients' memory is in use until the step is settled."""
+        return self._lent is not None
+
+    @property
+    def narrow(self) -> bool:
+        """Whether a gradient of this step has a narrower dtype than the sum."""
+        return any(str(grad.dtype) != f"torch.{self.bucket.dtype}" for grad in self._grads.values())
+
+    @property
+    def progress(self) -> tuple[int, bool]:
+        """Something else whenever a round begins or ends."""
+        return self._round, self.busy
+
+    def fits(self, factor: float, scaled: bool) -> bool:
+        """Whether the sum times a factor stays within the range of the gradients' dtypes.
+
+        Args:
+            factor: The factor.
+            scaled: It makes the sum larger; otherwise only narrower dtypes are in doubt.
+        """
+        assert self._result is not None
+        whole: Tensor = self._result.total
+        doubtful = [
+            (self.ops.absmax(whole[self._spans[position]]) * factor).to(grad.dtype)
+            for position, grad in self._grads.items()
+            if scaled or grad.dtype != whole.dtype
+        ]
+        return all(torch.stack(doubtful).isfinite().tolist()) if doubtful else True
+
+    def deliver(self, factor: float) -> None:
+        """Write the sum over the ranks, times a factor, in the place of the gradients, and drop it."""
+        assert self._result is not None
+        pieces = [(self._spans[position], grad) for position, grad in self._grads.items()]
+        self.ops.deliver(self._result.total, pieces, factor)
+        self._result = self._result._replace(total=None)
+
+    def total(self, position: int) -> Tensor:
+        """The sum over the ranks of the gradient at this place."""
+        assert self._result is not None
+        total: Tensor = self._result.total[self._spans[position]]
+        return total.view(self.bucket.shapes[position])
+
+    def close(self) -> None:
+        """End the step; if it has not been settled, as if it had not been."""
+        self.settle(commit=False)
         self._reset()
 
     def drain(self) -> None:
@@ -194,7 +257,7 @@ class Slot:
             while self.busy and (self._pending is not None or self._held is not None):
                 self.wait()
 
-    def settle(self) -> None:
+    def halt(self) -> None:
         """Wait for the collective under way and go no further."""
         if self._pending is not None:
             self._pending.wait()
@@ -208,11 +271,15 @@ class Slot:
                     vector[self._spans[position]] = 0
 
     def read(self) -> dict[str, Any]:
-        """The state as named leaves: copies in numpy, and ints."""
-        return {
-            path: np.array(leaf.cpu().numpy()) if isinstance(leaf, Tensor) else leaf
-            for path, leaf in flatten(self.state).items()
-        }
+        """The state as named leaves: copies in numpy, and ints. During a step, those from before it."""
+        leaves = {}
+        for path, leaf in flatten(self.state).items():
+            copy = leaf.clone() if isinstance(leaf, Tensor) else leaf
+            if self._lent is not None and leaf is self._lent[0]:
+                for span, before in self._before:
+                    copy[span] = before.view(-1)
+            leaves[path] = copy.cpu().numpy() if isinstance(copy, Tensor) else copy
+        return leaves
 
     def write(self, leaves: Mapping[str, Any]) -> None:
         """Take over a state of the same structure, in the form of `read` or with tensors in the place of arrays."""

@@ -8,7 +8,7 @@ are made in float64, so that scales and norms agree with it up to rounding.
 from hvd_compress.kernels.cpu import sketch
 from hvd_compress.kernels.cpu.casts import from_bfloat16, from_float16, to_bfloat16, to_float16
 from hvd_compress.kernels.cpu.coding import dequantise, quantise
-from hvd_compress.kernels.cpu.flow import accelerate, put_finite, put_finite_add, put_finite_at
+from hvd_compress.kernels.cpu.flow import absorb_at, accelerate, deliver, put_finite, put_finite_add, put_finite_at
 from hvd_compress.kernels.cpu.hadamard import rotate, unrotate
 from hvd_compress.kernels.cpu.lanes import from_lanes, to_lanes
 from hvd_compress.kernels.cpu.mixing import blend, majority
@@ -19,10 +19,12 @@ from hvd_compress.kernels.cpu.tails import tail
 
 __all__ = [
     "above",
+    "absorb_at",
     "accelerate",
     "add_at",
     "ascending",
     "blend",
+    "deliver",
     "dequantise",
     "from_bfloat16",
     "from_float16",

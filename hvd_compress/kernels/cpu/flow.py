@@ -1,4 +1,4 @@
-"""What gradients go through on their way in: copies that look for inf and nan, and momentum."""
+"""What gradients go through on their way in and out: copies that look for inf and nan, momentum, scaling."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy.typing as npt
 from numba import carray, types  # type: ignore[attr-defined]
 
 from hvd_compress.kernels.cpu.bits import MAGNITUDE, bits_of, pointer_to
-from hvd_compress.kernels.cpu.compiled import FLAG, FLOAT, FLOATS, FLOATS_OUT, NOTHING, loop
+from hvd_compress.kernels.cpu.compiled import FLAG, FLOAT, FLOATS, FLOATS_OUT, INDICES, NOTHING, loop
 from hvd_compress.ops.packing import GROUP
 
 Floats: TypeAlias = npt.NDArray[np.float32]
+Places: TypeAlias = npt.NDArray[np.int64]
 
 _INF = np.uint32(0x7F800000)
 _EMPTY = np.empty(0, np.float32)
@@ -106,3 +107,61 @@ def _put_at(out: Any, grad: Any, n: Any) -> Any:
     if peak >= _INF:
         to[:] = np.float32(0)
     return peak
+
+
+def absorb_at(residual: int, grad: int, n: int, scale: float) -> bool:
+    """Add a gradient, divided by a scale, to a residual, and put the former residual in the gradient's place.
+
+    A gradient that is not finite is not added.
+
+    Args:
+        residual: Address of ``n`` float32.
+        grad: Address of ``n`` float32.
+        n: How many.
+        scale: By which the gradient is too large.
+
+    Returns:
+        Whether all of it was finite.
+    """
+    return bool(_absorb_at(residual, grad, n, scale) < 0x7F800000)
+
+
+@loop(types.uint32, types.uintp, types.uintp, types.int64, FLOAT)
+def _absorb_at(residual: Any, grad: Any, n: Any, scale: Any) -> Any:
+    kept, given = carray(pointer_to(residual), (n,), np.float32), carray(pointer_to(grad), (n,), np.float32)
+    peak, new, old = np.uint32(0), np.empty(GROUP, np.float32), np.empty(GROUP, np.float32)
+    for start in range(0, n, GROUP):
+        stop = min(start + GROUP, n)
+        k, g = kept[start:stop], given[start:stop]
+        for i in range(stop - start):
+            new[i] = g[i] / scale
+            peak = max(peak, np.uint32(bits_of(new[i]) & MAGNITUDE))
+            old[i] = k[i]
+        for i in range(stop - start):
+            k[i] = old[i] + new[i]
+            g[i] = old[i]
+    if peak >= _INF:
+        kept[:] = given
+    return peak
+
+
+def deliver(total: Floats, starts: Places, addresses: Places, sizes: Places, factor: float) -> None:
+    """Write pieces of a sum, times a factor, to other places.
+
+    Args:
+        total: The sum.
+        starts: Where each piece begins in it; int64.
+        addresses: Where each is to go, float32 there as well; int64.
+        sizes: How many numbers each has; int64.
+        factor: By which all are multiplied.
+    """
+    _deliver(total, starts, addresses, sizes, factor)
+
+
+@loop(NOTHING, FLOATS, INDICES, INDICES, INDICES, FLOAT)
+def _deliver(total: Any, starts: Any, addresses: Any, sizes: Any, factor: Any) -> None:
+    for piece in range(starts.size):
+        here = total[starts[piece] : starts[piece] + sizes[piece]]
+        out = carray(pointer_to(types.uintp(addresses[piece])), (sizes[piece],), np.float32)
+        for i in range(here.size):
+            out[i] = here[i] * factor
