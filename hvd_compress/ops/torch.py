@@ -273,21 +273,19 @@ class TorchCpuOps(Compiled, TorchOps):
         return torch.from_numpy(np.empty(n, dtype))
 
     def absorb(self, residual: Tensor, span: slice, grad: Tensor, scale: float) -> tuple[float | Tensor, Tensor]:
-        if not (self._fits(residual, grad) and grad.is_contiguous()):
+        if not (_fast(grad) and residual.dtype is torch.float32):
             return super().absorb(residual, span, grad, scale)
         finite = cpu.absorb_at(residual.data_ptr() + 4 * span.start, grad.data_ptr(), grad.numel(), scale)
         return 0.0 if finite else math.nan, grad
 
     def deliver(self, total: Tensor, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> None:
-        fast = [(span, to) for span, to in pieces if self._fits(total, to) and to.is_contiguous()]
+        fast = [(span, to) for span, to in pieces if _fast(to)] if total.dtype is torch.float32 else []
         if fast:
             starts, addresses = [span.start for span, _ in fast], [to.data_ptr() for _, to in fast]
             sizes = [span.stop - span.start for span, _ in fast]
             cpu.deliver(total.numpy(), np.array(starts), np.array(addresses), np.array(sizes), factor)
         if len(fast) < len(pieces):
-            super().deliver(
-                total, [(span, to) for span, to in pieces if not self._fits(to) or not to.is_contiguous()], factor
-            )
+            super().deliver(total, [piece for piece in pieces if not _fast(piece[1])] if fast else pieces, factor)
 
     def fill(self, buffer: Tensor, span: slice, grad: Tensor, scale: float) -> float:
         single = buffer.dtype is torch.float32
@@ -300,6 +298,11 @@ class TorchCpuOps(Compiled, TorchOps):
         elif not (finite := bool(grad.isfinite().all())):
             buffer[span].zero_()
         return 0.0 if finite else math.nan
+
+
+def _fast(x: Tensor) -> bool:
+    """Whether kernels can work on a tensor where it lies."""
+    return x.dtype is torch.float32 and x.is_contiguous()
 
 
 def _signed(x: int) -> int:

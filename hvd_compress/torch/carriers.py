@@ -86,8 +86,8 @@ class Carriers:
         return len(self._handles or ())
 
     def look_again(self) -> None:
-        """Have `are_back` ask Horovod anew which carriers it has not given back."""
-        self._handles = None
+        """Have `are_back` ask Horovod anew which carriers it has: some may have been given back."""
+        self._handles = self._handles and None
 
     def first_factor(self) -> float:
         """By what to multiply sums over the ranks, as far as the first carrier tells; nan if it does not."""

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import time
 import weakref
 import zlib
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -27,18 +24,12 @@ from hvd_compress.spec import to_spec
 from hvd_compress.state import flatten, roles
 from hvd_compress.stats import Meter
 from hvd_compress.torch import caller
-from hvd_compress.torch.backward import at_end_of_backward
-from hvd_compress.torch.carriers import CARRIER_BYTES, Carriers
-from hvd_compress.torch.driver import NAP, gather_bytes
+from hvd_compress.torch.carriers import Carriers
+from hvd_compress.torch.course import Course, Entry
+from hvd_compress.torch.driver import gather_bytes
 from hvd_compress.torch.scaling import LossScale
 from hvd_compress.torch.slot import Slot
 from hvd_compress.torch.tuner import Tuner
-
-_LOOKS = 4
-"""How many exchanges under way are looked at for each gradient."""
-
-_PATIENCE = 5.0
-"""Seconds in which a carrier comes back, if no rank waits for something else."""
 
 
 class Ticket(NamedTuple):
@@ -46,19 +37,11 @@ class Ticket(NamedTuple):
 
     Attributes:
         session: Where the gradient went.
-        number: Which one of the step it is.
-        slot: Its bucket; None for a gradient without elements.
-        position: Its place in the bucket.
-        like: The gradient itself, for its shape and dtype.
-        frozen: Its parameter is not trained, so the result is zero.
+        entry: Which gradient it is.
     """
 
     session: Session
-    number: int
-    slot: Slot | None
-    position: int
-    like: Tensor
-    frozen: bool
+    entry: Entry
 
 
 class Member(NamedTuple):
@@ -107,7 +90,6 @@ class Session:
             are reduced in place.
 
     Attributes:
-        waiting: How many gradients have come in this step, 0 between steps.
         steps: How many there have been.
 
     Raises:
@@ -134,10 +116,9 @@ class Session:
         self._full = full
         self._replaces = replaces
         self._meter = meter
-        self._loss_scale = loss_scale
         self._carriers = Carriers(full(group.world.size), group.world.size, len(members))
+        self._course = Course(self._carriers, meter, loss_scale, len(members), replaces)
         self._incarnation = caller.incarnation()
-        self._restful = replaces
         self._parameters = {key: weakref.ref(tensor) for key, _, tensor in members}
         self._lent: set[int] = set()
         self._gradients = [
@@ -149,7 +130,6 @@ class Session:
         self._fixed = None if merge == "auto" and not agreement.elastic() else first
         self._tuner: Tuner | None = None
         self._lay_out(first)
-        self._reset()
 
     def _lay_out(self, partition: Merge) -> None:
         """Make new slots for the buckets of a partition."""
@@ -164,6 +144,12 @@ class Session:
             self._slots.append(slot)
             for position, i in enumerate(planned.members):
                 self._places[keys[i]] = Place(self._gradients[i].name, slot, position)
+        self._course.slots = self._slots
+
+    @property
+    def waiting(self) -> int:
+        """How many gradients have come in this step, 0 between steps."""
+        return self._course.waiting
 
     def search(self) -> None:
         """Look for the best partition from now on, if any will do and new buckets can take over all states."""
@@ -179,15 +165,6 @@ class Session:
         for slot, mine in zip(self._slots, self._kept(), strict=True):
             slot.write(inherit(mine, kept))
 
-    def _reset(self) -> None:
-        self.waiting = self._taken = 0
-        self._scale = 1.0
-        self._factor: float | None = None
-        self._finite = True
-        self._spoilt: set[int] = set()
-        self._running: deque[Slot] = deque()
-        self._carriers.reset()
-
     def add(self, key: int, grad: Tensor, frozen: bool = False) -> tuple[Tensor, Ticket]:
         """Take in a gradient.
 
@@ -200,94 +177,9 @@ class Session:
             The carrier for Horovod to allreduce, and the ticket to take the result with. The carrier holds 1, so what
             comes back tells how Horovod would have scaled the sum; it is nan where the gradient is not finite.
         """
-        slot, position, peak = None, 0, grad.new_zeros(()) if grad.is_cuda else 0.0
-        lap = self._meter.begin()
-        if not self.waiting:
-            self._scale = self._loss_scale.read()
-        if size := grad.numel():
-            slot, position = self._free_place(key, grad)
-            peak = slot.put(position, grad, self._scale, frozen)
-            if self._running:
-                self._push_on()
-            if slot.busy:
-                self._running.append(slot)
-        carrier, ticket = self._carriers.give(peak), Ticket(self, self.waiting, slot, position, grad, frozen)
-        self._meter.gradient_bytes += size * grad.element_size()
-        self._meter.bytes_sent += CARRIER_BYTES
-        self.waiting += 1
-        if self.waiting == len(self._parameters) and self._restful:
-            at_end_of_backward(self._rest)
-        self._meter.encode += self._meter.lap(lap)
-        return carrier, ticket
-
-    def _push_on(self) -> None:
-        """Start the second rounds of buckets whose first has ended. Look at a few, the oldest."""
-        for _ in range(min(len(self._running), _LOOKS)):
-            slot = self._running.popleft()
-            self._look_at(slot)
-            if slot.busy:
-                self._running.append(slot)
-
-    def _look_at(self, slot: Slot) -> None:
-        """Go on with a bucket without waiting; give its result out if nothing speaks against it."""
-        slot.poll()
-        if not slot.can_deliver:
-            return
-        factor = self._carriers.first_factor() if self._factor is None else self._factor
-        if not slot.lent and math.isfinite(factor):
-            self._note_overflow(slot, factor)
-            slot.deliver(factor * self._scale)
-        elif self._factor is not None and self._finite and not self._may_overflow:
-            slot.settle(commit=True)
-            slot.deliver(factor)
-
-    @property
-    def _may_overflow(self) -> bool:
-        """Whether results may leave the range of their dtype where sums do not."""
-        return self._scale != 1 or any(slot.narrow for slot in self._slots)
-
-    def _go_on(self) -> None:
-        """Go on with all buckets without waiting.
-
-        Those whose sum would have to wait for the carriers come after these: it would take memory beside the residual.
-        """
-        for slot in self._busy():
-            if not slot.lent or self._factor is not None:
-                self._look_at(slot)
-
-    def _judge(self) -> None:
-        """Read all carriers: the step does not count if some rank had a gradient that is not finite."""
-        factors = self._carriers.factors()
-        self._spoilt = {number for number, factor in enumerate(factors) if not math.isfinite(factor)}
-        self._factor = next((factor for factor in factors if math.isfinite(factor)), math.nan)
-        self._finite = self._finite and not self._spoilt
-        for slot in self._slots:
-            if not slot.busy:
-                self._look_at(slot)
-
-    def _rest(self) -> None:
-        """Wait asleep for the carriers, at the end of a backward pass that has given all gradients.
-
-        Horovod's own waiting takes a core. If nothing moves for long, another rank may first want something of this
-        one: then never wait here again.
-        """
-        lap, moved, before = self._meter.begin(), time.monotonic(), -1
-        while not self._carriers.are_back():
-            self._go_on()
-            if before != (before := self._carriers.under_way):
-                moved = time.monotonic()
-            elif time.monotonic() - moved > _PATIENCE:
-                self._restful = False
-                break
-            self._nap()
-        self._meter.decode += self._meter.lap(lap)
-
-    def _busy(self) -> list[Slot]:
-        return [slot for slot in self._slots if slot.busy]
-
-    def _nap(self) -> None:
-        with self._meter.time("wait"):
-            time.sleep(NAP)
+        slot, position = self._free_place(key, grad) if grad.numel() else (None, 0)
+        carrier, entry = self._course.add(slot, position, grad, frozen)
+        return carrier, Ticket(self, entry)
 
     def _free_place(self, key: int, grad: Tensor) -> tuple[Slot, int]:
         """Where a gradient goes that has not come yet in this step."""
@@ -304,104 +196,29 @@ class Session:
 
     def take(self, carrier: Tensor, ticket: Ticket) -> Tensor:
         """Give out a result; the first call of a step completes all exchanges, the last one ends the step."""
-        lap = self._meter.begin()
-        if not self._taken:
-            self._check(carrier)
-            self._complete()
-            if self._replaces:
-                self._settle()
-        self._taken += 1
-        result = ticket.like
-        if ticket.slot is not None:
-            if not self._replaces:
-                result = self._computed(carrier, ticket.slot, ticket)
-            elif ticket.number in self._spoilt:
-                result.fill_(math.nan)
-            if ticket.frozen:
-                result.zero_()
-        if self._taken == self.waiting:
-            self._end()
-        self._meter.decode += self._meter.lap(lap)
-        return result
-
-    def _computed(self, carrier: Tensor, slot: Slot, ticket: Ticket) -> Tensor:
-        """A result beside its gradient, in a direct call: Horovod gives its carrier only now."""
-        total, factor = slot.total(ticket.position), self._carriers.factor(carrier)
-        result = torch.mul(total, factor * self._scale).to(ticket.like.dtype)
-        checked = result if result.dtype != total.dtype or self._scale != 1 else torch.tensor(factor)
-        self._finite = self._finite and bool(checked.isfinite().all())
-        return result
-
-    def _settle(self) -> None:
-        """Take over the new states if the step counts, and write all results that have not been."""
-        ready = [slot for slot in self._slots if slot.can_deliver]
-        assert self._factor is not None
-        for slot in ready:
-            self._note_overflow(slot, self._factor)
-        for slot in self._slots:
-            slot.settle(commit=self._finite)
-        for slot in ready:
-            slot.deliver(self._factor * self._scale)
-
-    def _note_overflow(self, slot: Slot, factor: float) -> None:
-        """Look whether results leave the range of their dtype, as the sums did not."""
-        self._finite = self._finite and slot.fits(factor * self._scale, scaled=self._scale != 1)
-
-    def _check(self, carrier: Tensor) -> None:
-        """Look for a step that cannot be right, and for ranks that have left, which gathering would not survive.
-
-        What is on its way is brought to its end, as the next step will use the same names.
-        """
         try:
-            caller.check_not_in_scaler()
-            self._carriers.check(carrier)
+            result = self._course.take(carrier, ticket.entry)
         except UnsupportedError:
             self.abort()
             raise
-
-    def _complete(self) -> None:
-        """Finish all exchanges. No rank waits for one of them alone, as another rank may wait for another one."""
-        for slot in self._slots:
-            slot.start()
-        self._carriers.look_again()
-        while self._busy() or (self._replaces and self._factor is None):
-            if self._replaces and self._factor is None and self._carriers.are_back():
-                self._judge()
-            self._go_on()
-            self._nap()
-        for slot in self._slots:
-            if slot.error is not None:
-                raise slot.error
+        if self._course.ended:
+            self._end()
+        return result
 
     def _end(self) -> None:
-        """Close the step."""
-        for slot in self._slots:
-            if not self._replaces:
-                slot.settle(commit=self._finite)
-            slot.close()
-        finite = self._finite
-        self._reset()
+        course = self._course
+        course.end()
+        finite = course.finite
+        course.reset()
         self.steps += 1
-        self._meter.steps += 1
         if finite and self._tuner is not None and (cuts := self._tuner.end_step(self.group)) is not None:
             self._change(pin(cuts))
 
     def abort(self) -> None:
-        """Give up a step that has begun: drop what has come and keep the states of before.
-
-        The other ranks give up too, or wait for this one, so what has begun is brought to its end, unless a rank is
-        missing or Horovod was started anew in between.
-        """
+        """Give up a step that has begun: drop what has come and keep the states of before."""
         if self._incarnation is caller.incarnation():
-            lacking = self._carriers.lacking
-            self._carriers.assume()
-            for slot in self._slots:
-                slot.halt() if lacking else slot.drain()
-            self._carriers.settle()
-        for slot in self._slots:
-            slot.close()
-        self._carriers.renew()
-        self._reset()
+            self._course.abort()
+        self._course.forget()
 
     def states(self) -> list[State]:
         """The states of all buckets."""
