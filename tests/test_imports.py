@@ -20,6 +20,7 @@ LAYERS = [
     ["collectives"],
     ["ops", "group"],
     ["kernels"],
+    ["ops.spare"],
     ["ops.compiled"],
     ["ops.numpy_compiled", "ops.torch", "ops.tensorflow"],
     ["ops.torch_cuda"],

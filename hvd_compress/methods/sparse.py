@@ -79,6 +79,8 @@ class Sparse(Method):
 
     def retain(self, ops: Ops, corrected: Array, sent: tuple[Array, Array]) -> Array:
         indices, values = sent
+        if self.values == "fp32":
+            return ops.put(corrected, indices, 0.0)
         left = ops.take(corrected, indices) - ops.cast(values, ops.dtype(corrected))
         return ops.put(corrected, indices, left)
 

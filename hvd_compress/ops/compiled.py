@@ -14,10 +14,14 @@ from hvd_compress.kernels import cpu
 from hvd_compress.ops.code import Code
 from hvd_compress.ops.composed import Composed
 from hvd_compress.ops.lanes import lanes_of
+from hvd_compress.ops.spare import Spare
 
 Arr: TypeAlias = npt.NDArray[Any]
 Out: TypeAlias = tuple[str, tuple[int | None, ...]]
 """Dtype and shape of a result; None for a length that is known only when it is run."""
+
+
+_SPARE = Spare()
 
 
 class Compiled(Composed):
@@ -35,7 +39,7 @@ class Compiled(Composed):
 
     def room(self, n: int) -> Arr:
         """Memory for ``n`` numbers, in a form that the framework takes over as it is."""
-        return np.empty(n, np.float32)
+        return _SPARE.take(n)
 
     def _out(self, x: Arr) -> Arr:
         """Where to write what may take the place of ``x``."""

@@ -270,7 +270,7 @@ class TorchCpuOps(Compiled, TorchOps):
         return flat
 
     def empty(self, n: int, dtype: str) -> Tensor:
-        return torch.from_numpy(np.empty(n, dtype))
+        return torch.from_numpy(self.room(n) if dtype == "float32" else np.empty(n, dtype))
 
     def absorb(self, residual: Tensor, span: slice, grad: Tensor, scale: float) -> tuple[float | Tensor, Tensor]:
         if not (_fast(grad) and residual.dtype is torch.float32):

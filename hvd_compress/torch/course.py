@@ -15,7 +15,7 @@ from hvd_compress.stats import Meter
 from hvd_compress.torch import caller
 from hvd_compress.torch.backward import at_end_of_backward
 from hvd_compress.torch.carriers import CARRIER_BYTES, Carriers
-from hvd_compress.torch.driver import NAP
+from hvd_compress.torch.driver import nap
 from hvd_compress.torch.scaling import LossScale
 from hvd_compress.torch.slot import Slot
 
@@ -79,6 +79,7 @@ class Course:
         self._scale = 1.0
         self._factor: float | None = None
         self._spoilt: set[int] = set()
+        self._certain = False  # that the step counts
         self._running: deque[Slot] = deque()
         self._carriers.reset()
 
@@ -123,8 +124,8 @@ class Course:
         factor = self._carriers.first_factor() if self._factor is None else self._factor
         if not slot.lent and math.isfinite(factor):
             self._deliver(slot, factor)
-        elif self._factor is not None and self.finite and self._scale == 1 and not any(s.narrow for s in self.slots):
-            slot.settle(commit=True)  # nothing can spoil the step any more
+        elif self._certain:
+            slot.settle(commit=True)
             slot.deliver(factor)
 
     def _deliver(self, slot: Slot, factor: float) -> None:
@@ -137,7 +138,8 @@ class Course:
         Horovod's own waiting takes a core. If nothing moves for long, another rank may first want something of this
         one: then never wait here again.
         """
-        moved, before = time.monotonic(), -1
+        begin = moved = time.monotonic()
+        before = -1
         with self._meter.time("wait"):
             while not self._carriers.are_back():
                 self._go_on()
@@ -146,17 +148,17 @@ class Course:
                 elif time.monotonic() - moved > _PATIENCE:
                     self._rests = False
                     break
-                time.sleep(NAP)
+                nap(begin)
 
     def _go_on(self) -> None:
         """Go on with all buckets without waiting.
 
         Those whose sum would have to wait for the carriers come after these: it would take memory beside the residual.
         """
-        for slot in self.slots:
-            if slot.busy and (not slot.lent or self._factor is not None):
-                with self._meter.time("decode"):
-                    self._look_at(slot)
+        with self._meter.time("decode"):
+            for slot in [slot for slot in self._running if not slot.lent or self._factor is not None]:
+                self._look_at(slot)
+        self._running = deque(slot for slot in self._running if slot.busy)
 
     def take(self, carrier: Tensor, entry: Entry) -> Tensor:
         """Give out a result; the first call of a step completes all exchanges.
@@ -198,10 +200,12 @@ class Course:
         """
         for slot in self.slots:
             slot.start()
+        self._running = deque(slot for slot in self.slots if slot.busy)
         self._carriers.look_again()
+        begin = time.monotonic()
         while self._unfinished():
             with self._meter.time("wait"):
-                time.sleep(NAP)
+                nap(begin)
         for slot in self.slots:
             if slot.error is not None:
                 raise slot.error
@@ -213,7 +217,7 @@ class Course:
         if self._replaces and self._factor is None and self._carriers.are_back():
             self._judge()
         self._go_on()
-        return any(slot.busy for slot in self.slots) or (self._replaces and self._factor is None)
+        return bool(self._running) or (self._replaces and self._factor is None)
 
     def _judge(self) -> None:
         """Read all carriers."""
@@ -221,9 +225,9 @@ class Course:
         self._spoilt = {number for number, factor in enumerate(factors) if not math.isfinite(factor)}
         self._factor = next((factor for factor in factors if math.isfinite(factor)), math.nan)
         self.finite = self.finite and not self._spoilt
+        self._certain = self.finite and self._scale == 1 and not any(slot.narrow for slot in self.slots)
         for slot in self.slots:
-            if not slot.busy:
-                self._look_at(slot)
+            self._look_at(slot)
 
     def _settle(self) -> None:
         """Take over the new states if the step counts, and write the results that have not been."""

@@ -16,8 +16,8 @@ from hvd_compress.errors import ExchangeError
 from hvd_compress.group import Group
 from hvd_compress.ops import wrong_length
 
-NAP = 50e-6
-"""Seconds between two looks at a collective on its way."""
+_NAP, _SHARE = 50e-6, 0.02
+"""Seconds between two looks at what is on its way, at least; and their share of the waiting so far."""
 
 
 class Pending(NamedTuple):
@@ -37,9 +37,19 @@ class Pending(NamedTuple):
 
     def wait(self) -> Tensor:
         """Wait for the result; asleep, as Horovod's own waiting keeps its communication thread off the core."""
+        begin = time.monotonic()
         while not self.done():
-            time.sleep(NAP)
+            nap(begin)
         return self.read(hvd.synchronize(self.handle))
+
+
+def nap(begin: float) -> None:
+    """Sleep for a moment, a longer one the longer the waiting: cores are few where ranks share a machine.
+
+    Args:
+        begin: When the waiting began, of ``time.monotonic``.
+    """
+    time.sleep(max(_NAP, _SHARE * (time.monotonic() - begin)))
 
 
 def launch(message: Collective, name: str, group: Group) -> Pending:

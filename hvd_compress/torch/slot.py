@@ -41,6 +41,8 @@ class Slot:
 
     Attributes:
         group: The ranks that take part; may be replaced between steps.
+        narrow: A gradient of this step has a narrower dtype than the bucket.
+        error: What went wrong in the exchange of this step.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Slot:
         self._lent: tuple[Tensor, State] | None = None
         self._before: list[tuple[slice, Tensor]] = []
         self._grads: dict[int, Tensor] = {}
+        self.narrow = False
         self._missing = set(range(len(self._spans)))
         self._frozen: list[int] = []
         self._running: Generator[Collective, Any, Exchange] | None = None
@@ -102,6 +105,7 @@ class Slot:
         """
         buffer, span = self._open(), self._spans[position]
         self._grads[position] = grad
+        self.narrow = self.narrow or grad.dtype != buffer.dtype
         if frozen:
             self._frozen.append(position)
             grad = torch.zeros_like(grad)
@@ -205,16 +209,6 @@ class Slot:
     def lent(self) -> bool:
         """Whether the gradients' memory is in use until the step is settled."""
         return self._lent is not None
-
-    @property
-    def narrow(self) -> bool:
-        """Whether a gradient of this step has a narrower dtype than the sum."""
-        return any(str(grad.dtype) != f"torch.{self.bucket.dtype}" for grad in self._grads.values())
-
-    @property
-    def progress(self) -> tuple[int, bool]:
-        """Something else whenever a round begins or ends."""
-        return self._round, self.busy
 
     def fits(self, factor: float, scaled: bool) -> bool:
         """Whether the sum times a factor stays within the range of the gradients' dtypes.
