@@ -85,7 +85,7 @@ class SaturatingSum(NamedTuple):
     driver has one.
 
     Attributes:
-        array: uint8, shape ``(n,)``: codes packed by `hvd_compress.packing.pack`.
+        array: uint8, shape ``(n,)``: codes packed by `Ops.pack`.
         bits: Width of a code.
         zero: The code c stands for the integer ``c - zero``.
     """

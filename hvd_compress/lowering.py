@@ -22,7 +22,6 @@ from hvd_compress.collectives import (
     rewrite,
 )
 from hvd_compress.ops import Ops
-from hvd_compress.ops.packing import pack, unpack
 
 
 def lower(exchanging: Exchanging, ops: Ops, world: World) -> Exchanging:
@@ -44,11 +43,8 @@ def _lower_later(branch: Callable[[], Exchanging], ops: Ops, world: World) -> Ex
 
 def _saturating_sum(ops: Ops, message: SaturatingSum, world: World) -> Generator[Collective, Any, Array]:
     """Sum and clip on the server of each part, which saturates once instead of at every hop."""
-    bits, zero, n = message.bits, message.zero, int(message.array.shape[0])
+    n = int(message.array.shape[0])
     part = -(-n // world.size)
     received = yield AllToAll(ops.reshape(ops.pad(message.array, part * world.size), (world.size, part)))
-    lanes = 8 * part // bits  # the width divides 8, so any part of the bytes can be unpacked by itself
-    total = sum(ops.cast(unpack(ops, received[rank], bits, lanes), "int32") - zero for rank in range(world.size))
-    clipped = ops.clip(total, -zero, 2**bits - 1 - zero) + zero
-    everyone = yield AllGather(pack(ops, ops.cast(clipped, "uint8"), bits))
+    everyone = yield AllGather(ops.saturating_sum(received, message.bits, message.zero, part))
     return ops.from_bytes(ops.reshape(everyone, (-1,)), ("uint8", part * world.size))[0][:n]

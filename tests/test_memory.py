@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worlds import FRAMEWORKS, Arr, bucket_of, normal, ops_of
+from worlds import FRAMEWORKS, Arr, bucket_of, leaves, normal, ops_of
 
 from hvd_compress import parse
 from hvd_compress.errors import SpecError
@@ -18,6 +18,7 @@ from hvd_compress.methods.dgc import DGC
 from hvd_compress.methods.powersgd import PowerSGD
 from hvd_compress.methods.scalecom import ScaleCom
 from hvd_compress.methods.topk import TopK
+from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.policy import Selective
 
 BUCKET = bucket_of((40, 25), dtype="float64")
@@ -229,3 +230,45 @@ def test_dense_tensors_get_their_momentum_too() -> None:
 def test_memories_that_cannot_be(spec: str, message: str) -> None:
     with pytest.raises(SpecError, match=message.replace("(", r"\(")):
         parse(spec)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "topk:ratio=0.05",
+        "topk:ratio=0.05,values=fp16",
+        "qsgd:feedback=on",
+        "efsignsgd:twoway=on",
+        "powersgd:rank=2",
+        "topk:ratio=0.05,start=1,warmup=4",
+        "topk:ratio=0.05,every=2",
+    ],
+)
+def test_a_residual_may_be_lent_and_come_back_with_the_gradient_in_it(spec: str, framework: str) -> None:
+    bucket = bucket_of((40, 25))
+    method = parse(spec + ",min_size=0").route("", (40, 25))
+    ops = ops_of(framework)
+    whole: list[Any] = [method.init(ops, bucket, 2) for _ in range(2)]
+    for step in range(7):
+        xs = normal(bucket, 2, seed=step)
+        results = lockstep(ops, method, bucket, [x.copy() for x in xs], whole)
+        lent = [method.lend(state) for state in whole]
+        vectors = [np.asarray(one[0]) for one in lent if one is not None]
+        sums, states = [v + x for v, x in zip(vectors, xs, strict=True)], [one[1] for one in lent if one is not None]
+        again = lockstep(ops, method, bucket, sums, states)
+        for mine, theirs in zip(again, results, strict=True):
+            np.testing.assert_array_equal(np.asarray(mine.total), np.asarray(theirs.total))
+            kept, wanted = leaves(mine.state), leaves(theirs.state)
+            assert kept.keys() == wanted.keys()
+            for path, leaf in kept.items():
+                np.testing.assert_array_equal(leaf, wanted[path])
+        whole = [result.state for result in results]
+
+
+@pytest.mark.parametrize(
+    "spec", ["topk:decay=0.9", "topk:lowpass=0.5", "dgc", "topk:feedback=off", "topk:feedback=ef21"]
+)
+def test_what_must_be_changed_before_the_gradient_comes_is_not_lent(spec: str) -> None:
+    method = parse(spec).route("", (40, 25))
+    assert method.lend(method.init(NumpyOps(), bucket_of((40, 25)), 2)) is None

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from hvd_compress.bucket import Bucket, Shape
 from hvd_compress.collectives import AllReduce, Array, Branch, Exchange, Exchanging, SaturatingSum, World
 from hvd_compress.methods.base import Counted, Method, check_range, count
-from hvd_compress.ops import Ops, mix_seed
-from hvd_compress.ops.numpy import hash_indices
-from hvd_compress.ops.packing import pack, unpack
-
-Arr = npt.NDArray[Any]
-
-HASHES = 3
-"""Cells of a key, each in a table of its own, so that they differ."""
+from hvd_compress.ops import Ops
+from hvd_compress.ops.sketch import CROWD, HASHES, Sketch
 
 ATTEMPTS = 8
 """How many hashes are tried until one can be peeled."""
 
 SLACK = 8
 """Cells that each table has besides what the load asks for: few keys get into each other's way more easily."""
-
-CROWD = 5
-"""A cell has at most ``2**CROWD`` keys, so that its sum has this many bits more than a value."""
 
 
 @dataclass(frozen=True)
@@ -94,99 +82,22 @@ class Homomorphic(Method):
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World) -> Exchanging:
         sketch = self.sketch(bucket, world.size)
-        packed = yield SaturatingSum(pack(ops, ops.cast(x != 0, "uint8"), 1), bits=1, zero=0)
-        union = unpack(ops, packed, 1, bucket.numel)
+        packed = yield SaturatingSum(ops.pack(ops.cast(x != 0, "uint8"), 1), bits=1, zero=0)
+        union = ops.unpack(packed, 1, bucket.numel)
         seed = ops.seed(self.seed, bucket.seed, state.step)
         keys = ops.below(seed, ops.constant(np.full(ATTEMPTS, 2**31 - 1)))
-        key = ops.on_host(sketch.rehearse, "int64", (1,), union, keys)
+        key = ops.rehearse_sketch(sketch, union, keys)
 
         branches = (partial(_sketched, ops, x, sketch, union, key), partial(_dense, x))
         taken = yield Branch(ops.cast(key[0] < 0, "int32"), branches)
         return Exchange(taken.total, None, Counted(state.step + 1))
 
 
-class Sketch(NamedTuple):
-    """Where keys lie in a sketch, and how. All of its functions are for numpy.
-
-    Attributes:
-        capacity: How many keys it is made for.
-        table: Cells in each of its tables.
-        bits: A value is an integer of at most ``2**bits``.
-        dtype: Of the numbers that it stands for.
-    """
-
-    capacity: int
-    table: int
-    bits: int
-    dtype: str
-
-    @property
-    def cells(self) -> int:
-        """Cells of all tables."""
-        return HASHES * self.table
-
-    def rehearse(self, union: Arr, keys: Arr) -> int:
-        """The first of several hash keys by which a bitmap of coordinates can be peeled; -1 if there is none."""
-        indices = np.flatnonzero(union)
-        if indices.size <= self.capacity:
-            for key in keys.tolist():
-                cells = self._places(indices, key)
-                crowd = np.bincount(cells.ravel(), minlength=1).max()
-                if crowd <= 2**CROWD and sum(alone.size for alone, _ in self._peel(cells)) == indices.size:
-                    return int(key)
-        return -1
-
-    def write(self, union: Arr, key: Arr, peak: Arr, x: Arr) -> Arr:
-        """The sketch of an array whose largest magnitude on any rank is ``peak``."""
-        indices = np.flatnonzero(union)
-        values = np.rint(np.ldexp(x[indices].astype(np.float64), -self._unit(peak))).astype(np.int64)
-        sums = np.zeros(self.cells, np.int64)
-        np.add.at(sums, self._places(indices, int(key[0])), values[:, None])
-        return sums
-
-    def read(self, union: Arr, key: Arr, peak: Arr, sums: Arr) -> Arr:
-        """Undo `write`, also of a sum of sketches."""
-        indices, sums = np.flatnonzero(union), sums.copy()
-        cells, values = self._places(indices, int(key[0])), np.zeros(indices.size, np.int64)
-        for alone, where in self._peel(cells):
-            values[alone] = sums[where]
-            np.subtract.at(sums, cells[alone], values[alone, None])
-        x = np.zeros(union.size, self.dtype)
-        with np.errstate(over="ignore"):  # a sum of finite numbers may be inf
-            x[indices] = np.ldexp(values.astype(self.dtype), self._unit(peak))
-        return x
-
-    def _unit(self, peak: Arr) -> int:
-        """The binary logarithm of what the integer 1 stands for."""
-        return math.frexp(peak[0])[1] - self.bits
-
-    def _places(self, indices: Arr, key: int) -> Arr:
-        """The cells of each index, shape ``(n, HASHES)``."""
-        hashes = [hash_indices(mix_seed(key, number), indices).astype(np.int64) for number in range(HASHES)]
-        return np.stack([(h * self.table >> 32) + self.table * number for number, h in enumerate(hashes)], axis=1)
-
-    def _peel(self, cells: Arr) -> Iterator[tuple[Arr, Arr]]:
-        """Round by round, which keys are alone in a cell, and in which; then they are taken away."""
-        left = np.bincount(cells.ravel(), minlength=self.cells)
-        names = np.zeros(self.cells, np.int64)  # in each cell, the sum of the keys that are left
-        np.add.at(names, cells, np.arange(len(cells))[:, None])
-        where = np.flatnonzero(left == 1)
-        while where.size:
-            alone, first = np.unique(names[where], return_index=True)
-            yield alone, where[first]
-            np.subtract.at(left, cells[alone], 1)
-            np.subtract.at(names, cells[alone], alone[:, None])
-            touched = cells[alone].ravel()
-            where = touched[left[touched] == 1]
-
-
 def _sketched(ops: Ops, x: Array, sketch: Sketch, union: Array, key: Array) -> Exchanging:
     """Sum by sketches, given a key by which they can be peeled."""
     peak = yield AllReduce(ops.reshape(ops.absmax(x), (1,)), op="max")
-    mine = ops.on_host(sketch.write, "int64", (sketch.cells,), union, key, peak, x)
-    sums = yield AllReduce(mine, donate=True)
-    total = ops.on_host(sketch.read, sketch.dtype, (int(x.shape[0]),), union, key, peak, sums)
-    return Exchange(total, None, ())
+    sums = yield AllReduce(ops.write_sketch(sketch, union, key, peak, x), donate=True)
+    return Exchange(ops.read_sketch(sketch, union, key, peak, sums), None, ())
 
 
 def _dense(x: Array) -> Exchanging:

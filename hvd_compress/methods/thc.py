@@ -14,7 +14,6 @@ from hvd_compress.errors import SpecError
 from hvd_compress.methods.base import Counted, Method, check_range
 from hvd_compress.ops import Ops
 from hvd_compress.ops.lanes import pack_lanes, width_of
-from hvd_compress.ops.packing import pack, unpack
 
 TABLES = {
     2: (0, 13, 21, 34),
@@ -140,9 +139,9 @@ class THC(Method):
         width = width_of(self.top * world.size)
         if self.overflow == "saturate":
             y = self.round(ops, rows, limits, seed)
-            codes = pack(ops, ops.cast(ops.reshape(y + self.top, (-1,)), "uint8"), self.bits)
+            codes = ops.pack(ops.cast(ops.reshape(y + self.top, (-1,)), "uint8"), self.bits)
             summed = yield SaturatingSum(codes, self.bits, self.top)
-            sums = ops.cast(unpack(ops, summed, self.bits, blocks * columns), "int32") - self.top
+            sums = ops.cast(ops.unpack(summed, self.bits, blocks * columns), "int32") - self.top
             mine, total = (pack_lanes(ops, ops.cast(part, "int32"), width) for part in (y, sums))
         else:
             if self.levels == "uniform":

@@ -12,8 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from mpi4py import MPI
 
-from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.ops.packing import pack, unpack
+from hvd_compress.kernels import cpu
 
 # An operator is made once for the whole process: mpi4py has room for 32 of them.
 
@@ -30,13 +29,10 @@ def saturating_sum(bits: int, zero: int) -> MPI.Op:
     in which MPI adds, and may differ from that of `hvd_compress.lowering`, which clips once. The width divides 8, so
     any run of bytes holds whole codes.
     """
-    ops, top = NumpyOps(), 2**bits - 1
 
     def combine(source: Any, target: Any, datatype: MPI.Datatype) -> None:
         a, b = np.frombuffer(source, np.uint8), np.frombuffer(target, np.uint8)
-        lanes = 8 * a.size // bits
-        total = unpack(ops, a, bits, lanes).astype(np.int16) + unpack(ops, b, bits, lanes) - zero
-        b[...] = pack(ops, np.clip(total, 0, top).astype(np.uint8), bits)
+        b[...] = cpu.saturating_sum(np.stack([a, b]), bits, zero, a.size)
 
     return MPI.Op.Create(combine, commute=True)
 

@@ -19,6 +19,7 @@ from hvd_compress.collectives import Array
 
 if TYPE_CHECKING:
     from hvd_compress.ops.code import Code
+    from hvd_compress.ops.sketch import Sketch
 
 
 class Ops(Protocol):
@@ -236,6 +237,40 @@ class Ops(Protocol):
             ExchangeError: As in `check`, if the rows are longer or shorter than they should be.
         """
 
+    def pack(self, codes: Array, bits: int) -> Array:
+        """Pack codes as `hvd_compress.ops.packing` says.
+
+        Args:
+            codes: uint8, shape ``(n,)``, each below ``2**bits``.
+            bits: 1 to 8.
+
+        Returns:
+            uint8, shape ``(packed_size(n, bits),)``.
+        """
+
+    def unpack(self, data: Array, bits: int, n: int) -> Array:
+        """Undo `pack`: the ``n`` codes, uint8.
+
+        Raises:
+            ExchangeError: As in `check`, if there are more or fewer bytes than they take.
+        """
+
+    def saturating_sum(self, rows: Array, bits: int, zero: int, size: int) -> Array:
+        """Add up the codes of all rows, clip the sums to what a code can stand for, and pack them again.
+
+        Args:
+            rows: Packed codes, one row for each array.
+            bits: 1, 2, 4 or 8, so that any part of the bytes holds whole codes.
+            zero: The code c stands for the integer ``c - zero``.
+            size: How many bytes a row has.
+
+        Returns:
+            uint8, shape ``(size,)``.
+
+        Raises:
+            ExchangeError: As in `check`, if the rows are longer or shorter than they should be.
+        """
+
     def to_lanes(self, rows: Array, limits: Array, top: int, width: int, seed: Any) -> Array:
         """Round to integers in ``-top .. top``, at random up or down, and pack them for sums.
 
@@ -302,6 +337,35 @@ class Ops(Protocol):
 
         Their number, and their sums of ``a - threshold``, of its square, and, with ``logs``, of ``ln a``.
         """
+
+    def rehearse_sketch(self, sketch: Sketch, union: Array, keys: Array) -> Array:
+        """Find a hash by which a sketch can be read.
+
+        Args:
+            sketch: Its measures.
+            union: Not zero at the coordinates that it is of: uint8.
+            keys: Of the hashes that there are to choose from: int64.
+
+        Returns:
+            The first key that will do, -1 if none does: int64, shape (1,).
+        """
+
+    def write_sketch(self, sketch: Sketch, union: Array, key: Array, peak: Array, x: Array) -> Array:
+        """The sketch of an array: integers that can be added to those of other ranks.
+
+        Args:
+            sketch: Its measures.
+            union: See `rehearse_sketch`.
+            key: What that gives; not -1.
+            peak: The largest magnitude on any rank: shape (1,).
+            x: Shape ``(n,)``.
+
+        Returns:
+            int64, shape ``(sketch.cells,)``.
+        """
+
+    def read_sketch(self, sketch: Sketch, union: Array, key: Array, peak: Array, sums: Array) -> Array:
+        """Undo `write_sketch`, also of a sum: shape ``(n,)`` and the sketch's dtype."""
 
     def on_host(self, function: Callable[..., Any], dtype: str, shape: Shape, *arrays: Array) -> Array:
         """What a function of numpy arrays gives: an array of this dtype and shape."""

@@ -9,7 +9,7 @@ from hvd_compress.collectives import Array
 from hvd_compress.ops import Ops
 from hvd_compress.ops.blocks import Blocks
 from hvd_compress.ops.code import Code
-from hvd_compress.ops.packing import pack, packed_size, unpack
+from hvd_compress.ops.packing import packed_size
 
 Encode: TypeAlias = Callable[[Ops, Array, Code, Any], Array]
 Decode: TypeAlias = Callable[[Ops, Array, Code, int, str], Array]
@@ -41,7 +41,7 @@ def _encode_levels(ops: Ops, x: Array, code: Code, seed: Any) -> Array:
         noise = ops.reshape(ops.uniform(seed, blocks.number * blocks.size), (blocks.number, blocks.size))
         noise = ops.cast(noise, dtype)
     y = ops.clip(ops.floor(rows * inverse + noise), -code.levels, code.levels) + code.levels
-    return ops.to_bytes(scales, pack(ops, ops.cast(blocks.join(ops, y), "uint8"), code.bits))
+    return ops.to_bytes(scales, ops.pack(ops.cast(blocks.join(ops, y), "uint8"), code.bits))
 
 
 def _scales(ops: Ops, rows: Array, blocks: Blocks, code: Code) -> Array:
@@ -59,13 +59,13 @@ def _scales(ops: Ops, rows: Array, blocks: Blocks, code: Code) -> Array:
 def _decode_levels(ops: Ops, data: Array, code: Code, n: int, dtype: str) -> Array:
     blocks = Blocks.of(n, code.block)
     scales, codes = ops.from_bytes(data, (dtype, blocks.number), ("uint8", packed_size(n, code.bits)))
-    y = ops.cast(unpack(ops, codes, code.bits, n), dtype) - code.levels
+    y = ops.cast(ops.unpack(codes, code.bits, n), dtype) - code.levels
     return blocks.join(ops, blocks.cut(ops, y) * blocks.column(ops, scales / code.levels))
 
 
 def _encode_signs(ops: Ops, x: Array, code: Code, seed: Any) -> Array:
     blocks, dtype = Blocks.of(int(x.shape[0]), code.block), ops.dtype(x)
-    bits = pack(ops, ops.cast(x >= 0, "uint8"), 1)
+    bits = ops.pack(ops.cast(x >= 0, "uint8"), 1)
     if code.kind == "one":
         return bits
     rows, members = blocks.cut(ops, x), blocks.members(ops, dtype)
@@ -83,7 +83,7 @@ def _encode_signs(ops: Ops, x: Array, code: Code, seed: Any) -> Array:
 def _decode_signs(ops: Ops, data: Array, code: Code, n: int, dtype: str) -> Array:
     blocks = Blocks.of(n, code.block)
     *scales, bits = ops.from_bytes(data, *[(dtype, blocks.number)] * code.scales, ("uint8", packed_size(n, 1)))
-    up = unpack(ops, bits, 1, n)
+    up = ops.unpack(bits, 1, n)
     if not scales:
         return ops.cast(up, dtype) * 2 - 1
     above, below = scales if len(scales) == 2 else (scales[0], -scales[0])

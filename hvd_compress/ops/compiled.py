@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -14,6 +15,8 @@ from hvd_compress.kernels import cpu
 from hvd_compress.ops.code import Code
 from hvd_compress.ops.composed import Composed
 from hvd_compress.ops.lanes import lanes_of
+from hvd_compress.ops.packing import packed_size
+from hvd_compress.ops.sketch import Sketch
 from hvd_compress.ops.spare import Spare
 
 Arr: TypeAlias = npt.NDArray[Any]
@@ -24,7 +27,21 @@ Out: TypeAlias = tuple[str, tuple[int | None, ...]]
 _SPARE = Spare()
 
 
-class Compiled(Composed):
+class OnHost(Composed):
+    """What is done on the host wherever the arrays are, by kernels for CPUs. See `hvd_compress.ops.Ops`."""
+
+    def rehearse_sketch(self, sketch: Sketch, union: Array, keys: Array) -> Array:
+        return self.on_host(partial(cpu.rehearse_sketch, sketch), "int64", (1,), union, keys)
+
+    def write_sketch(self, sketch: Sketch, union: Array, key: Array, peak: Array, x: Array) -> Array:
+        return self.on_host(partial(cpu.write_sketch, sketch), "int64", (sketch.cells,), union, key, peak, x)
+
+    def read_sketch(self, sketch: Sketch, union: Array, key: Array, peak: Array, sums: Array) -> Array:
+        shape = (int(union.shape[0]),)
+        return self.on_host(partial(cpu.read_sketch, sketch), sketch.dtype, shape, union, key, peak, sums)
+
+
+class Compiled(OnHost):
     """See `hvd_compress.ops.Ops`. Frameworks say how numpy gets at their arrays."""
 
     in_place: ClassVar[bool] = True
@@ -107,6 +124,16 @@ class Compiled(Composed):
             *(count, seed),
         )[0]
 
+    def pack(self, codes: Array, bits: int) -> Array:
+        size = packed_size(int(codes.shape[0]), bits)
+        return self.call(lambda codes: [cpu.pack(codes, bits)], [("uint8", (size,))], codes)[0]
+
+    def unpack(self, data: Array, bits: int, n: int) -> Array:
+        return self.call(lambda data: [cpu.unpack(data, bits, n)], [("uint8", (n,))], data)[0]
+
+    def saturating_sum(self, rows: Array, bits: int, zero: int, size: int) -> Array:
+        return self.call(lambda rows: [cpu.saturating_sum(rows, bits, zero, size)], [("uint8", (size,))], rows)[0]
+
     def to_lanes(self, rows: Array, limits: Array, top: int, width: int, seed: Any) -> Array:
         if not self._fits(rows, limits):
             return super().to_lanes(rows, limits, top, width, seed)
@@ -141,6 +168,12 @@ class Compiled(Composed):
         return self.call(
             lambda rows, seed: [cpu.unrotate(rows, int(seed), self._out(rows))], [("float32", (size,))], rows, seed
         )[0]
+
+    def absmax(self, x: Array) -> Array:
+        if not self._fits(x):
+            return super().absmax(x)  # type: ignore[safe-super]  # the framework's own
+        shape = tuple(int(length) for length in x.shape[:-1])
+        return self.call(lambda x: [cpu.absmax(x)], [("float32", shape)], x)[0]
 
     def norms(self, rows: Array) -> Array:
         if not self._fits(rows):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvd_compress.collectives import Array
-from hvd_compress.ops import Ops
+from hvd_compress.ops import Ops, packing
 from hvd_compress.ops import lanes as lanes_
 from hvd_compress.ops.code import Code
 from hvd_compress.ops.coding import TINY, decode, encode
 from hvd_compress.ops.rotation import hadamard, signs
+
+if TYPE_CHECKING:
+    from hvd_compress.ops.sketch import Sketch
 
 
 class Composed(Ops):
@@ -72,6 +75,18 @@ class Composed(Ops):
         parts = [decode(self, rows[number], code, n, dtype) for number in range(int(rows.shape[0]))]
         return self.concat(parts) if join else sum(parts[1:], parts[0])
 
+    def pack(self, codes: Array, bits: int) -> Array:
+        return packing.pack(self, codes, bits)
+
+    def unpack(self, data: Array, bits: int, n: int) -> Array:
+        return packing.unpack(self, data, bits, n)
+
+    def saturating_sum(self, rows: Array, bits: int, zero: int, size: int) -> Array:
+        n = 8 * size // bits
+        total = sum(self.cast(self.unpack(rows[i], bits, n), "int32") - zero for i in range(int(rows.shape[0])))
+        clipped = self.clip(total, -zero, 2**bits - 1 - zero) + zero
+        return self.pack(self.cast(clipped, "uint8"), bits)
+
     def to_lanes(self, rows: Array, limits: Array, top: int, width: int, seed: Any) -> Array:
         shape = tuple(int(length) for length in rows.shape)
         inverse = self.reshape(top / self.where(limits > TINY, limits, 1.0), (-1, 1))
@@ -128,3 +143,12 @@ class Composed(Ops):
         y = self.where(above, a - threshold, 0.0)
         sums = (self.cast(above, "float64"), y, y * y, self.log(self.where(above, a, 1.0)) if logs else y * 0)
         return self.concat([self.reshape(self.sum(part), (1,)) for part in sums])
+
+    def rehearse_sketch(self, sketch: Sketch, union: Array, keys: Array) -> Array:
+        return self.on_host(sketch.rehearse, "int64", (1,), union, keys)
+
+    def write_sketch(self, sketch: Sketch, union: Array, key: Array, peak: Array, x: Array) -> Array:
+        return self.on_host(sketch.write, "int64", (sketch.cells,), union, key, peak, x)
+
+    def read_sketch(self, sketch: Sketch, union: Array, key: Array, peak: Array, sums: Array) -> Array:
+        return self.on_host(sketch.read, sketch.dtype, (int(union.shape[0]),), union, key, peak, sums)

@@ -13,8 +13,7 @@ from hvd_compress.bucket import Shape
 from hvd_compress.errors import ExchangeError
 from hvd_compress.kernels import cpu
 from hvd_compress.ops import KEY, MASK, MIX, wrong_length
-from hvd_compress.ops.compiled import Compiled, Out
-from hvd_compress.ops.composed import Composed
+from hvd_compress.ops.compiled import Compiled, OnHost, Out
 
 Tensor: TypeAlias = Any
 
@@ -22,7 +21,7 @@ _ALIGNMENT = 64
 """Bytes: TensorFlow copies arrays of numpy that do not begin at a multiple."""
 
 
-class TensorFlowOps(Composed):
+class TensorFlowOps(OnHost):
     """See `hvd_compress.ops.Ops`. Steps and seeds may be int64 scalars of the graph."""
 
     name = "tensorflow"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,10 @@ from hvd_compress.bucket import Shape
 from hvd_compress.errors import ExchangeError
 from hvd_compress.kernels import cpu
 from hvd_compress.ops import MIX, mix_seed, second_key, wrong_length
-from hvd_compress.ops.compiled import Compiled, Out
-from hvd_compress.ops.composed import Composed
+from hvd_compress.ops.compiled import Compiled, OnHost, Out
 
 
-class TorchOps(Composed):
+class TorchOps(OnHost):
     """See `hvd_compress.ops.Ops`.
 
     Args:
@@ -27,6 +26,8 @@ class TorchOps(Composed):
     """
 
     name = "torch"
+    absorbs: ClassVar[bool] = False
+    """Whether `absorb` takes fewer passes over memory than to copy gradients and add the residual later."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -248,6 +249,8 @@ class TorchCpuOps(Compiled, TorchOps):
 
     Large arrays are numpy's, whose memory comes in huge pages: PyTorch's own takes several times as long to touch.
     """
+
+    absorbs = True
 
     def call(self, function: Callable[..., Sequence[Any]], outs: Sequence[Out], *arrays: Any) -> list[Tensor]:
         given = [a.contiguous().numpy() if isinstance(a, Tensor) else a for a in arrays]

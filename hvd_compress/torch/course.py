@@ -155,8 +155,8 @@ class Course:
 
         Those whose sum would have to wait for the carriers come after these: it would take memory beside the residual.
         """
-        with self._meter.time("decode"):
-            for slot in [slot for slot in self._running if not slot.lent or self._factor is not None]:
+        for slot in [slot for slot in self._running if not slot.lent or self._factor is not None]:
+            with self._meter.time("decode"):
                 self._look_at(slot)
         self._running = deque(slot for slot in self._running if slot.busy)
 

@@ -123,7 +123,7 @@ class Slot:
     def _open(self) -> Tensor:
         """Where the gradients of this step go."""
         if self._buffer is None:
-            self._lent = self.method.lend(self.state) if self._replaces else None
+            self._lent = self.method.lend(self.state) if self._replaces and self.ops.absorbs else None
             self._buffer = self._lent[0] if self._lent else self.ops.empty(self.bucket.numel, self.bucket.dtype)
         return self._buffer
 

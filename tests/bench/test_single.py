@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from hvd_compress.bench.single import command, kernels, methods
+from hvd_compress.bench.single import command, graph, kernels, methods
 from hvd_compress.bench.single.timing import Copy, timed
 from hvd_compress.methods import REGISTRY
 
@@ -60,6 +62,16 @@ def test_results_are_shown_and_written(tmp_path: Path) -> None:
         assert found["settings"]["size"] == 2048
         assert found["machine"]["cores"] > 0 and found["results"]
         assert drawn.read_bytes().startswith(b"\x89PNG")
+
+
+def test_ways_in_a_graph_are_compared(tmp_path: Path) -> None:
+    """In a process of its own: how many threads TensorFlow has is settled with its first operation."""
+    written = tmp_path / "results.json"
+    command = [sys.executable, "-m", "hvd_compress", "bench", "graph", "--size", "4096", "--turns", "1"]
+    subprocess.run([*command, "--json", str(written)], check=True, timeout=120)
+    found = json.loads(written.read_text())["results"]
+    assert [line["name"] for line in found] == list(graph.NAMES)
+    assert all(line[way] > 0 for line in found for way in ("kernel", "xla", "plain"))
 
 
 def test_a_mistake_in_a_spec_is_status_2() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -92,6 +94,23 @@ def test_norms() -> None:
     np.testing.assert_allclose(cpu.norms(rows), ORACLE.norms(rows), rtol=1e-6)
     np.testing.assert_allclose(cpu.norms(rows.reshape(-1, 4)), ORACLE.norms(rows.reshape(-1, 4)), rtol=1e-6)
     assert cpu.norms(np.zeros((0, 4), np.float32)).shape == (0,)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_largest_magnitudes(n: int) -> None:
+    for x in (normal(n), tied(n), -normal(n)):
+        for rows in (x, x.reshape(1, n), x.reshape(n, 1), np.stack([x, x[::-1], x / 3])):
+            mine = cpu.absmax(rows)
+            assert mine.dtype == np.float32
+            np.testing.assert_array_equal(mine, ORACLE.absmax(rows), strict=True)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_largest_magnitudes_of_what_is_not_finite(bad: float) -> None:
+    x = normal(1000).reshape(2, 500).copy()
+    x[1, 77] = bad
+    np.testing.assert_array_equal(cpu.absmax(x), ORACLE.absmax(x))
+    assert np.isfinite(cpu.absmax(x)).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -197,28 +216,52 @@ def test_one_pair_out_of_order_is_seen_wherever_it_is() -> None:
 
 @pytest.mark.parametrize("n", [0, *SIZES])
 def test_copies_tell_whether_all_is_finite(n: int) -> None:
-    x, residual, out = normal(n), normal(n, 1), np.full(n, np.nan, np.float32)
+    x, out = normal(n), np.full(n, np.nan, np.float32)
     assert cpu.put_finite(out, x) is True
     np.testing.assert_array_equal(out, x)
-    assert cpu.put_finite_add(out, x, residual) is True
-    np.testing.assert_array_equal(out, x + residual)
-    assert cpu.put_finite_add(out, out, residual) is True
-    np.testing.assert_array_equal(out, x + residual + residual)
-    for place in {0, n // 2, n - 1} if n else ():
+    for broken in broken_ones(x):
+        assert cpu.put_finite(out, broken) is False
+        assert not out.any()
+        out.fill(1)
+
+
+def broken_ones(x: npt.NDArray[np.float32]) -> Iterator[npt.NDArray[np.float32]]:
+    """Copies with one number that is not finite."""
+    for place in {0, x.size // 2, x.size - 1} if x.size else ():
         for bad in (np.inf, -np.inf, np.nan):
             broken = x.copy()
             broken[place] = bad
-            assert cpu.put_finite(out, broken) is False
-            assert not out.any()
-            out.fill(1)
-            assert cpu.put_finite_add(out, broken, residual) is False
-            assert not out.any()
+            yield broken
 
 
-def test_a_sum_beyond_the_range_is_not_finite() -> None:
-    x = np.full(9, 3e38, np.float32)
-    assert cpu.put_finite(np.empty_like(x), x)
-    assert not cpu.put_finite_add(np.empty_like(x), x, x)
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("n", [0, *SIZES])
+def test_a_residual_absorbs_a_gradient_and_leaves_in_its_place_what_it_was(n: int, scale: float) -> None:
+    before, grad = normal(n), normal(n, 1)
+    residual, swapped = before.copy(), grad.copy()
+    assert cpu.absorb_at(residual.ctypes.data, swapped.ctypes.data, n, scale) is True
+    np.testing.assert_array_equal(residual, before + grad / np.float32(scale))
+    np.testing.assert_array_equal(swapped, before)
+    for broken in broken_ones(grad):
+        residual = before.copy()
+        assert cpu.absorb_at(residual.ctypes.data, broken.ctypes.data, n, scale) is False
+        np.testing.assert_array_equal(residual, before)
+        np.testing.assert_array_equal(broken, before)
+
+
+def test_what_leaves_the_range_by_its_scale_is_not_absorbed() -> None:
+    before, grad = normal(9), np.full(9, 3e38, np.float32)
+    residual = before.copy()
+    assert not cpu.absorb_at(residual.ctypes.data, grad.ctypes.data, 9, 0.5)
+    np.testing.assert_array_equal(residual, before)
+
+
+def test_pieces_of_a_sum_are_delivered_to_their_places() -> None:
+    total, outs = normal(5000), [np.zeros(n, np.float32) for n in (1000, 1, 0, 3000)]
+    starts, sizes = np.array([100, 4999, 7, 1500]), np.array([out.size for out in outs])
+    cpu.deliver(total, starts, np.array([out.ctypes.data for out in outs]), sizes, 1 / 3)
+    for start, out in zip(starts, outs, strict=True):
+        np.testing.assert_array_equal(out, total[start : start + out.size] * np.float32(1 / 3))
 
 
 def test_casts_of_all_kinds_of_numbers() -> None:

@@ -10,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import ops_of
 
+from hvd_compress.errors import ExchangeError
 from hvd_compress.ops import Ops, mix32
 from hvd_compress.ops.numpy import NumpyOps
+from hvd_compress.ops.packing import packed_size
+from hvd_compress.ops.sketch import Sketch
 
 ORACLE = NumpyOps()
 RNG = np.random.default_rng(7)
@@ -71,6 +74,43 @@ def same(ops: Ops, name: str, *args: Any) -> None:
 )
 def test_equal_bits(ops: Ops, name: str, args: tuple[Any, ...]) -> None:
     same(ops, name, *args)
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+@pytest.mark.parametrize("n", [1, 511, 512, 1300])
+def test_packed_codes(ops: Ops, n: int, bits: int) -> None:
+    same(ops, "pack", RNG.integers(0, 2**bits, n).astype(np.uint8), bits)
+    same(ops, "unpack", RNG.integers(0, 256, packed_size(n, bits)).astype(np.uint8), bits, n)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_saturating_sums(ops: Ops, bits: int) -> None:
+    rows = RNG.integers(0, 256, (3, 700)).astype(np.uint8)
+    for zero in sorted({0, 2 ** (bits - 1), 2**bits - 1}):
+        same(ops, "saturating_sum", rows, bits, zero, 700)
+
+
+def test_what_is_not_as_long_as_it_should_be(ops: Ops) -> None:
+    data = ops.zeros((9,), "uint8")
+    with pytest.raises(ExchangeError, match=r"a payload is not as long as what it holds \(9 bytes, not 8\)"):
+        ops.unpack(data, 1, 64)
+    with pytest.raises(ExchangeError, match=r"a payload is not as long as what it holds \(9 bytes, not 8\)"):
+        ops.saturating_sum(ops.reshape(data, (1, 9)), 1, 0, 8)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("keys", [0, 1, 50, 51])
+def test_sketches(ops: Ops, keys: int, dtype: str) -> None:
+    sketch, union, hashes = Sketch(50, 31, 57, dtype), np.zeros(1000, np.uint8), np.arange(8)
+    union[RNG.permutation(1000)[:keys]] = 1
+    same(ops, "rehearse_sketch", sketch, union, hashes)
+    key = ORACLE.rehearse_sketch(sketch, union, hashes)
+    assert bool(key[0] < 0) is (keys > 50)
+    if keys <= 50:
+        x = np.where(union, RNG.standard_normal(1000), 0).astype(dtype)
+        peak = np.abs(x).max()[None]
+        same(ops, "write_sketch", sketch, union, key, peak, x)
+        same(ops, "read_sketch", sketch, union, key, peak, 3 * ORACLE.write_sketch(sketch, union, key, peak, x))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

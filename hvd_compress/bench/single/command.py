@@ -1,4 +1,4 @@
-"""The subcommands ``hvd-compress bench kernels`` and ``hvd-compress bench methods``."""
+"""The subcommands ``hvd-compress bench kernels``, ``bench graph`` and ``bench methods``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.table import Table
 from hvd_compress.bench.bars import Bar, draw
 from hvd_compress.bench.commands import refusals
 from hvd_compress.bench.machine import Machine
+from hvd_compress.bench.single import graph as graph_
 from hvd_compress.bench.single import kernels as kernels_
 from hvd_compress.bench.single import methods as methods_
 from hvd_compress.bench.speed.command import ToJson, ToPlot, bench
@@ -48,6 +49,24 @@ def kernels(size: Size = 25_000_000, turns: Turns = 7, as_json: ToJson = None, p
         bars = [Bar(line.name, line.ratio, f"{number(line.ratio, 2)}x  {number(line.ms)} ms") for line in ours]
         settings = {"size": size, "turns": turns}
         _show(drawn(title, heads, rows), title, settings, [line._asdict() for line in lines], bars, as_json, plot)
+
+
+@bench.command()
+def graph(size: Size = 25_000_000, turns: Turns = 5, as_json: ToJson = None, plot: ToPlot = None) -> None:
+    """Measure ways to do the same in a graph of TensorFlow: calling kernels, compiled by XLA, as plain operations."""
+    with refusals():
+        lines = _visibly(len(graph_.NAMES), lambda watch: graph_.measure(size, turns, watch))
+        title = f"In a graph of TensorFlow, {size:,} float32, one thread, in plain copies"
+        ways = ("kernel", "xla", "plain")
+        rows = [(line.name, *(number(getattr(line, way), 2) for way in ways)) for line in lines]
+        bars = [
+            Bar(f"{line.name}: {way}", getattr(line, way), f"{number(getattr(line, way), 2)}x")
+            for line in lines
+            for way in ways
+        ]
+        table = drawn(title, ("Primitive", "Kernel", "XLA", "Plain"), rows)
+        settings = {"size": size, "turns": turns}
+        _show(table, title, settings, [line._asdict() for line in lines], bars, as_json, plot)
 
 
 @bench.command()

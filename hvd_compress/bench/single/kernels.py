@@ -84,13 +84,18 @@ def _operations(n: int) -> Iterator[Operation]:
     cpu, x, residual, out = compiled(), _normal(n, 0), _normal(n, 1), np.zeros(n, np.float32)
     yield from _codes(cpu, n, x, residual, out)
 
-    k = max(1, n // _SHARE)
+    k, grad, left = max(1, n // _SHARE), x.copy(), residual.copy()
 
     def top() -> None:
-        cpu.put_finite_add(out, x, residual)
-        indices = cpu.top_indices(out, k)
-        np.take(out, indices)
-        out[indices] = 0.0
+        absorb()
+        indices = cpu.top_indices(left, k)
+        np.take(left, indices)
+        left[indices] = 0.0
+
+    def absorb() -> None:
+        cpu.absorb_at(left.ctypes.data, grad.ctypes.data, n, 4.0)  # by 4, so that what is left does not grow forever
+
+    yield Operation("add to the residual in place, keep what it was", absorb, 4)
 
     yield Operation("exact top 1% with feedback", top, 5)
     yield Operation(_TOP, partial(cpu.top_indices, x, k), 1)
@@ -109,6 +114,8 @@ def _operations(n: int) -> Iterator[Operation]:
         some = x[: n // block * block].copy()
         yield Operation(f"Hadamard rotation, blocks of {name}", partial(cpu.rotate, some, 1, block, some), 2)
     yield Operation("copy that looks for inf and nan", partial(cpu.put_finite, out, x), 2)
+    pieces_of_sum = [np.array([value]) for value in (0, out.ctypes.data, n)]
+    yield Operation("write a sum, scaled", partial(cpu.deliver, x, *pieces_of_sum, 0.5), 2)
     yield Operation("to float16", partial(cpu.to_float16, x), 1.5)
     yield Operation("to bfloat16", partial(cpu.to_bfloat16, x), 1.5)
 

@@ -24,7 +24,7 @@ class Subject(Protocol):
 
     @property
     def called(self) -> float | None:
-        """Seconds in compress and decompress so far; None if that cannot be seen."""
+        """Seconds in compress and decompress so far, without waiting; None if that cannot be seen."""
 
     def step(self) -> float:
         """Make a step; the seconds of it that count."""

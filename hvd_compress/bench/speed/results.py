@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from statistics import median
+from statistics import mean, median
 from typing import Any, NamedTuple
 
 from hvd_compress.bench.speed.task import Entry, Part, Task
@@ -16,7 +16,8 @@ class Result(NamedTuple):
 
     Attributes:
         label: Its name.
-        ms: The step, or the exchange: the median over steps of the slowest rank's time.
+        ms: The step, or the exchange: the median over steps of the slowest rank's time. Of the step alone, the mean of
+            the slowest rank.
         spread: The quartiles of that.
         payload: Bytes handed to Horovod; None if they are not counted.
         device: Bytes at the network device, the larger of sent and received, of the busiest host; None if unknown.
@@ -71,11 +72,13 @@ def _parts_of(reports: Reports, index: int) -> list[list[Part]]:
 
 
 def _result(entry: Entry, ranks: list[list[Part]]) -> Result:
-    slowest = [max(step) for step in zip(*([s for part in rank for s in part.seconds] for rank in ranks), strict=True)]
-    steps = max(len(slowest), 1)
-    times = sorted(1000 * seconds for seconds in slowest) or [0.0]
+    seconds = [[1000 * s for part in rank for s in part.seconds] for rank in ranks]
+    steps = max(len(seconds[0]), 1)
+    if entry.spec:
+        times = sorted(max(step) for step in zip(*seconds, strict=True)) or [0.0]
+    else:  # nobody waits for the others, and on shared cores now this rank is slow, now that one
+        times = [max(map(mean, seconds))] if seconds[0] else [0.0]
     ours = bool(entry.spec) and not entry.horovod
-    called, wait = (_mean_ms(ranks, name, steps) for name in ("called", "wait"))
     peaks = [part.memory for rank in ranks for part in rank if part.memory is not None]
     return Result(
         entry.label,
@@ -84,9 +87,9 @@ def _result(entry: Entry, ranks: list[list[Part]]) -> Result:
         payload=max(sum(part.payload for part in rank) for rank in ranks) / steps if ours else None,
         device=_device(ranks, steps),
         encode=_mean_ms(ranks, "encode", steps),
-        wait=wait,
+        wait=_mean_ms(ranks, "wait", steps),
         decode=_mean_ms(ranks, "decode", steps),
-        python=None if called is None else called - (wait or 0.0),
+        python=_mean_ms(ranks, "called", steps),
         memory=max(peaks, default=None),
         profile=next((part.profile for part in ranks[0] if part.profile), []),
     )

@@ -104,7 +104,7 @@ class Part(NamedTuple):
         encode: Seconds in compress.
         wait: Seconds of waiting in decompress; None if it is not measured.
         decode: Seconds in decompress without waiting.
-        called: Seconds in compress and decompress as Horovod sees it, waiting included.
+        called: Seconds in compress and decompress as Horovod sees it, without waiting.
         memory: Peak bytes beyond those of the step alone.
         profile: Rows of a profile.
     """

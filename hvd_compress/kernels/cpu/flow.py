@@ -9,14 +9,13 @@ import numpy.typing as npt
 from numba import carray, types  # type: ignore[attr-defined]
 
 from hvd_compress.kernels.cpu.bits import MAGNITUDE, bits_of, pointer_to
-from hvd_compress.kernels.cpu.compiled import FLAG, FLOAT, FLOATS, FLOATS_OUT, INDICES, NOTHING, loop
+from hvd_compress.kernels.cpu.compiled import FLAG, FLOAT, FLOATS, FLOATS_OUT, INDICES, INT, NOTHING, loop, part
 from hvd_compress.ops.packing import GROUP
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Places: TypeAlias = npt.NDArray[np.int64]
 
-_INF = np.uint32(0x7F800000)
-_EMPTY = np.empty(0, np.float32)
+_INF = np.uint32(0x7F800000)  # outside of loops a Python number, which is compared four times as fast
 
 
 def put_finite(out: Floats, grad: Floats) -> bool:
@@ -25,24 +24,15 @@ def put_finite(out: Floats, grad: Floats) -> bool:
     Returns:
         Whether all of it was finite.
     """
-    return put_finite_add(out, grad, _EMPTY)
-
-
-def put_finite_add(out: Floats, grad: Floats, residual: Floats) -> bool:
-    """Write ``grad + residual``; if anything of the sum is inf or nan, write zeros instead.
-
-    Args:
-        out: Where to; may be one of the others.
-        grad: A gradient.
-        residual: What is added to it; empty for nothing.
-
-    Returns:
-        Whether all of it was finite.
-    """
-    finite = bool(_put(grad, residual, out) < _INF)
+    finite = bool(_put(grad, out) < 0x7F800000)
     if not finite:
         out.fill(0)
     return finite
+
+
+@part
+def _floats_at(address: Any, n: Any) -> Any:
+    return carray(pointer_to(types.uintp(address)), (n,), np.float32)
 
 
 def accelerate(
@@ -57,20 +47,15 @@ def accelerate(
     return fast, piled
 
 
-@loop(types.uint32, FLOATS, FLOATS, FLOATS_OUT)
-def _put(grad: Any, residual: Any, out: Any) -> Any:
-    """Write the sum; the largest magnitude, as its bits."""
+@loop(types.uint32, FLOATS, FLOATS_OUT)
+def _put(grad: Any, out: Any) -> Any:
+    """Copy; the largest magnitude, as its bits."""
     peak, some = np.uint32(0), np.empty(GROUP, np.float32)
     for start in range(0, out.size, GROUP):
         stop = min(start + GROUP, out.size)
         g, o = grad[start:stop], out[start:stop]
-        if residual.size:
-            r = residual[start:stop]
-            for i in range(stop - start):
-                some[i] = g[i] + r[i]
-        else:
-            for i in range(stop - start):
-                some[i] = g[i]
+        for i in range(stop - start):
+            some[i] = g[i]
         for i in range(stop - start):
             peak = max(peak, np.uint32(bits_of(some[i]) & MAGNITUDE))
             o[i] = some[i]
@@ -100,10 +85,10 @@ def put_finite_at(out: int, grad: int, n: int) -> bool:
     return bool(_put_at(out, grad, n) < 0x7F800000)
 
 
-@loop(types.uint32, types.uintp, types.uintp, types.int64)
+@loop(types.uint32, INT, INT, INT)
 def _put_at(out: Any, grad: Any, n: Any) -> Any:
-    to, given = carray(pointer_to(out), (n,), np.float32), carray(pointer_to(grad), (n,), np.float32)
-    peak = _put(given, given[:0], to)
+    to, given = _floats_at(out, n), _floats_at(grad, n)
+    peak = _put(given, to)
     if peak >= _INF:
         to[:] = np.float32(0)
     return peak
@@ -126,9 +111,9 @@ def absorb_at(residual: int, grad: int, n: int, scale: float) -> bool:
     return bool(_absorb_at(residual, grad, n, scale) < 0x7F800000)
 
 
-@loop(types.uint32, types.uintp, types.uintp, types.int64, FLOAT)
-def _absorb_at(residual: Any, grad: Any, n: Any, scale: Any) -> Any:
-    kept, given = carray(pointer_to(residual), (n,), np.float32), carray(pointer_to(grad), (n,), np.float32)
+@loop(types.uint32, INT, INT, INT, types.float64)  # what Python's numbers are; others would have to be converted
+def _absorb_at(residual: Any, grad: Any, n: Any, divisor: Any) -> Any:
+    kept, given, scale = _floats_at(residual, n), _floats_at(grad, n), np.float32(divisor)
     peak, new, old = np.uint32(0), np.empty(GROUP, np.float32), np.empty(GROUP, np.float32)
     for start in range(0, n, GROUP):
         stop = min(start + GROUP, n)
@@ -162,6 +147,6 @@ def deliver(total: Floats, starts: Places, addresses: Places, sizes: Places, fac
 def _deliver(total: Any, starts: Any, addresses: Any, sizes: Any, factor: Any) -> None:
     for piece in range(starts.size):
         here = total[starts[piece] : starts[piece] + sizes[piece]]
-        out = carray(pointer_to(types.uintp(addresses[piece])), (sizes[piece],), np.float32)
+        out = _floats_at(addresses[piece], sizes[piece])
         for i in range(here.size):
             out[i] = here[i] * factor

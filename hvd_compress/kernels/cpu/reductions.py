@@ -9,7 +9,7 @@ import numpy.typing as npt
 from numba import types
 
 from hvd_compress.kernels.cpu.bits import MAGNITUDE, bits_of, float_of
-from hvd_compress.kernels.cpu.compiled import FLOATS_OUT, NOTHING, given, loop, part, total
+from hvd_compress.kernels.cpu.compiled import FLOATS, FLOATS_OUT, NOTHING, given, loop, part, total
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
@@ -18,6 +18,13 @@ def norms(rows: Floats) -> Floats:
     """L2 norms along the last axis of a matrix."""
     found = np.empty(len(rows), np.float32)
     _norms(rows, found)
+    return found
+
+
+def absmax(x: Floats) -> Floats:
+    """The largest magnitude along the last axis of an array of one or two axes; nan if there is one."""
+    found = np.empty(x.shape[:-1], np.float32)
+    _peaks(x.reshape(-1), found.reshape(-1))
     return found
 
 
@@ -51,6 +58,14 @@ def squares_of(x: Any, residual: Any, start: Any, stop: Any) -> Any:
             one = np.float64(a[i])
             squares += one * one
     return squares
+
+
+@loop(NOTHING, FLOATS, FLOATS_OUT)
+def _peaks(x: Any, out: Any) -> None:
+    """The largest magnitude of each of as many parts as there is room for."""
+    size = x.size // max(out.size, 1)
+    for row in range(out.size):
+        out[row] = peak_of(x, x[:0], row * size, (row + 1) * size)
 
 
 @loop(NOTHING, given(types.float32, 2), FLOATS_OUT)

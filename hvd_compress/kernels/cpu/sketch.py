@@ -12,13 +12,22 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from hvd_compress.kernels.cpu.compiled import INDICES, INDICES_OUT, INT, NOTHING, WORD, filled, given, loop
+from hvd_compress.kernels.cpu.compiled import BYTES, INDICES, INDICES_OUT, INT, NOTHING, WORD, filled, given, loop, part
 from hvd_compress.kernels.cpu.noise import scrambled
 from hvd_compress.ops import second_key
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 
+_RUN = 16
+"""Coordinates that are skipped together if none of them is there."""
+
 _CELLS, _CELLS_OUT = given(types.int64, 2), filled(types.int64, 2)
+
+
+def found(union: npt.NDArray[np.uint8], most: int) -> Indices:
+    """The coordinates at which a bitmap is not zero; of more than ``most``, the first ones, but more than ``most``."""
+    indices = np.empty(min(most, union.size) + _RUN, np.int64)
+    return indices[: _found(union, most, indices)]
 
 
 def places(keys: Indices, seeds: Sequence[int], table: int) -> Indices:
@@ -40,9 +49,7 @@ def peel(cells: Indices, number: int) -> tuple[Indices, Indices]:
     Keys that stay in each other's way are left out.
     """
     order, where = np.empty(cells.shape[1], np.int64), np.empty(cells.shape[1], np.int64)
-    count = _peel(
-        cells, np.zeros(number, np.int64), np.zeros(number, np.int64), np.empty(number, np.int64), order, where
-    )
+    count = _peel(cells, np.zeros((number, 2), np.int64), np.empty(number + 1, np.int64), order, where)
     return order[:count], where[:count]
 
 
@@ -58,6 +65,30 @@ def read(cells: Indices, order: Indices, where: Indices, sums: Indices) -> Indic
     values = np.zeros(cells.shape[1], np.int64)
     _read(cells, order, where, sums.copy(), values)
     return values
+
+
+@part
+def _nothing(run: Any) -> Any:
+    """Whether all of a whole run is zero."""
+    bits = np.uint8(0)
+    for i in range(_RUN):
+        bits |= run[i]
+    return bits == 0
+
+
+@loop(INT, BYTES, INT, INDICES_OUT)
+def _found(union: Any, most: Any, indices: Any) -> Any:
+    count = 0
+    for start in range(0, union.size, _RUN):
+        run = union[start : start + _RUN]
+        if run.size == _RUN and _nothing(run):
+            continue
+        for i in range(run.size):
+            indices[count] = start + i  # without a branch: it is written over unless it counts
+            count += run[i] != 0
+        if count > most:
+            break
+    return count
 
 
 @loop(NOTHING, INDICES, WORD, WORD, INT, INT, INDICES_OUT)
@@ -76,33 +107,34 @@ def _crowd(cells: Any, counts: Any) -> Any:
     return largest
 
 
-@loop(INT, _CELLS, INDICES_OUT, INDICES_OUT, INDICES_OUT, INDICES_OUT, INDICES_OUT)
-def _peel(cells: Any, counts: Any, names: Any, waiting: Any, order: Any, where: Any) -> Any:
-    """``names`` has the sum of the keys that are left in a cell, and ``waiting`` the cells with one."""
+@loop(INT, _CELLS, _CELLS_OUT, INDICES_OUT, INDICES_OUT, INDICES_OUT)
+def _peel(cells: Any, left: Any, waiting: Any, order: Any, where: Any) -> Any:
+    """``left`` has the number and the sum of the keys that are left in a cell, ``waiting`` the cells with one.
+
+    What waits longest comes next, so that the processor can fetch several cells at the same time.
+    """
     for row in range(cells.shape[0]):
         for i in range(cells.shape[1]):
-            counts[cells[row, i]] += 1
-            names[cells[row, i]] += i
-    known, count = 0, 0
-    for cell in range(counts.size):
-        if counts[cell] == 1:
-            waiting[known] = cell
-            known += 1
-    while known:
-        known -= 1
-        cell = waiting[known]
-        if counts[cell] != 1:  # its key was found in another cell
+            left[cells[row, i], 0] += 1
+            left[cells[row, i], 1] += i
+    known, done, count = 0, 0, 0
+    for cell in range(left.shape[0]):
+        waiting[known] = cell  # without a branch, as below: it is written over unless it counts
+        known += left[cell, 0] == 1
+    while done < known:
+        cell = waiting[done]
+        done += 1
+        if left[cell, 0] != 1:  # its key was found in another cell
             continue
-        name = names[cell]
+        name = left[cell, 1]
         order[count], where[count] = name, cell
         count += 1
         for row in range(cells.shape[0]):
             other = cells[row, name]
-            counts[other] -= 1
-            names[other] -= name
-            if counts[other] == 1:
-                waiting[known] = other
-                known += 1
+            left[other, 0] -= 1
+            left[other, 1] -= name
+            waiting[known] = other
+            known += left[other, 0] == 1
     return count
 
 

@@ -8,7 +8,7 @@ import torch
 from parallel.pytorch.training import SLOW_HERE, Job, assert_ranks_equal, batch, everyone
 from torch import Tensor, nn
 
-from hvd_compress.torch import Compression
+from hvd_compress.torch import Compression, course
 
 LOSSY = [
     "topk:ratio=0.01",
@@ -64,6 +64,29 @@ def test_ranks_stay_equal_whatever_the_order(spec: str, merge: int | str, steps:
     loss = sum(everyone(nn.functional.cross_entropy(job.model(x, [0, 1, 2]), y).item())) / hvd.size()
     assert loss < 2.25  # it was ln 10 = 2.3 at the start
     assert len({len(parameters) for parameters in used}) == (2 if hvd.rank() == 1 else 1)
+
+
+def test_a_rank_that_asks_for_something_else_first_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One has no gradient of a branch yet and wants the sum of a metric before it goes on; the others have them all."""
+    monkeypatch.setattr(course, "_PATIENCE", 0.1)
+    job = Job("topk:ratio=0.1", Branches())
+    order = [0, 1] if hvd.rank() == 1 else [0, 1, 2]
+    for step in range(3):
+        job.backward(step, lambda m, x, y: nn.functional.cross_entropy(m(x, order), y))
+        hvd.allreduce(torch.zeros(1), name="metric")
+        job.optimizer.step()
+        job.optimizer.zero_grad()
+    assert_ranks_equal(job.weights)
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=0.1", "qsgd"])
+def test_results_lie_where_the_gradients_were(spec: str) -> None:
+    job = Job(spec).run(1)
+    job.backward(1)
+    places = [p.grad.data_ptr() for p in job.model.parameters() if p.grad is not None]
+    job.optimizer.synchronize()
+    assert [p.grad.data_ptr() for p in job.model.parameters() if p.grad is not None] == places
+    assert len(places) == 6
 
 
 def test_delayed_ranks_meet_again_at_each_correction() -> None:
