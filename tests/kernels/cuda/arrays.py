@@ -25,8 +25,8 @@ from hvd_compress.kernels.cuda import (
     unrotate,
     write_sketch,
 )
-from hvd_compress.methods.homomorphic import HASHES, Sketch
 from hvd_compress.ops.numpy import NumpyOps
+from hvd_compress.ops.sketch import HASHES, Sketch
 
 Arr = npt.NDArray[Any]
 
