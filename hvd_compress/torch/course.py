@@ -47,6 +47,9 @@ class Entry(NamedTuple):
 class Course:
     """One step after another. A step begins with the first `add` and ends when all results have been taken.
 
+    A bucket that keeps its gradients for the case that the step does not count gives its result out as soon as that is
+    known. Should another bucket's exchange go wrong after that, it stays as it is.
+
     Args:
         carriers: What Horovod reduces in the place of the gradients.
         meter: Counts bytes and time.

@@ -98,3 +98,14 @@ def test_horovod_gives_what_the_simulator_gives(spec: str) -> None:
                 assert_ranks_equal(mean)
             assert agree(spec, mean.numpy(), expected[name][hvd.rank()]), name
             assert torch.equal(again[name], mean), name
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=1", "topk:ratio=0.1,start=9", "qsgd:bits=8"])
+def test_what_is_finite_is_right_beside_what_is_not(spec: str) -> None:
+    twin = Twin(f"{spec},min_size=0")
+    twin.step(mine(gradients(0)))
+    grads = gradients(1)
+    grads["first"][1].flat[7] = np.inf
+    means = twin.step(mine(grads))
+    assert means["first"].isnan().all()
+    np.testing.assert_allclose(means["second"], np.mean(grads["second"], axis=0), atol=1e-6 if "topk" in spec else 0.03)
