@@ -57,3 +57,6 @@ class GTopK(TopK):
         # A coordinate of S whose contributions cancel to zero counts as one that was not taken, which loses nothing.
         taken = ops.cast(ops.take(total, indices) != 0, ops.dtype(values))
         return Exchange(total, (indices, values * taken), state)
+
+    def retain(self, ops: Ops, corrected: Array, sent: tuple[Array, Array]) -> Array:
+        return self.less(ops, corrected, sent)  # what was not taken stays

@@ -78,9 +78,13 @@ class Sparse(Method):
         return Exchange(self.combine(ops, bucket, pieces), (indices, values), state)
 
     def retain(self, ops: Ops, corrected: Array, sent: tuple[Array, Array]) -> Array:
-        indices, values = sent
         if self.values == "fp32":
-            return ops.put(corrected, indices, 0.0)
+            return ops.put(corrected, sent[0], 0.0)
+        return self.less(ops, corrected, sent)
+
+    def less(self, ops: Ops, corrected: Array, sent: tuple[Array, Array]) -> Array:
+        """Take away at the indices what was sent there."""
+        indices, values = sent
         left = ops.take(corrected, indices) - ops.cast(values, ops.dtype(corrected))
         return ops.put(corrected, indices, left)
 
