@@ -15,7 +15,9 @@ from hvd_compress.ops.packing import GROUP
 Floats: TypeAlias = npt.NDArray[np.float32]
 Places: TypeAlias = npt.NDArray[np.int64]
 
-_INF = np.uint32(0x7F800000)  # outside of loops a Python number, which is compared four times as fast
+_INF = np.uint32(0x7F800000)
+_LIMIT = int(_INF)
+"""For use outside of loops, where Python's own numbers are compared four times as fast."""
 
 
 def put_finite(out: Floats, grad: Floats) -> bool:
@@ -24,7 +26,7 @@ def put_finite(out: Floats, grad: Floats) -> bool:
     Returns:
         Whether all of it was finite.
     """
-    finite = bool(_put(grad, out) < 0x7F800000)
+    finite = bool(_put(grad, out) < _LIMIT)
     if not finite:
         out.fill(0)
     return finite
@@ -82,7 +84,7 @@ def _accelerate(x: Any, velocity: Any, residual: Any, momentum: Any, nesterov: A
 
 def put_finite_at(out: int, grad: int, n: int) -> bool:
     """`put_finite` for ``n`` float32 at two addresses: small arrays take less time than to ask them where they lie."""
-    return bool(_put_at(out, grad, n) < 0x7F800000)
+    return bool(_put_at(out, grad, n) < _LIMIT)
 
 
 @loop(types.uint32, INT, INT, INT)
@@ -108,7 +110,7 @@ def absorb_at(residual: int, grad: int, n: int, scale: float) -> bool:
     Returns:
         Whether all of it was finite.
     """
-    return bool(_absorb_at(residual, grad, n, scale) < 0x7F800000)
+    return bool(_absorb_at(residual, grad, n, scale) < _LIMIT)
 
 
 @loop(types.uint32, INT, INT, INT, types.float64)  # what Python's numbers are; others would have to be converted
