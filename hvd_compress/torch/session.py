@@ -1,4 +1,4 @@
-"""What a compressor is to one optimizer: its buckets, their state, and the course of a step."""
+"""What a compressor is to one optimizer: its buckets and what they keep between steps."""
 
 from __future__ import annotations
 
