@@ -41,6 +41,9 @@ LAYERS = [
     ["elastic"],
     ["torch", "tensorflow", "mpi"],
     ["keras", "bench"],
+    ["lab", "plan"],
+    ["report"],
+    ["lab.command"],
     ["doctor"],
     ["cli"],
     ["__main__"],
@@ -90,6 +93,7 @@ def test_imports_go_downward(module: str) -> None:
 def test_only_adapters_know_a_framework(module: str) -> None:
     allowed = {"torch", "tensorflow", "keras", "mpi", "ops.torch", "ops.tensorflow", "bench.digits"}
     allowed |= {"ops.torch_cuda", "ops.torch_devices", "kernels.cuda"}
+    allowed |= {"lab.tasks.keras_tasks", "lab.tasks.torch_lm", "lab.tasks.torch_tasks"}
     tops = {name.partition(".")[0] for name in imported(modules()[module])}
     if not any(module == entry or module.startswith(entry + ".") for entry in allowed):
         assert not tops & set(FRAMEWORKS)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hvd_compress.errors import MissingPackageError
+from hvd_compress.bench.drawing import require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,12 +51,9 @@ def figure(bars: Sequence[Bar], *, title: str, axis: str, mark: str = "") -> Fig
     Raises:
         MissingPackageError: If matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingPackageError(
-            f"plots need matplotlib ({error}); install it with: pip install 'hvd-compress[bench]', or leave out --plot"
-        ) from error
+    require_matplotlib("plots")
+    from matplotlib.figure import Figure
+
     drawn = Figure(figsize=(9, _MARGIN + _ROW * len(bars)), layout="constrained")
     axes = drawn.add_subplot()
     places = range(len(bars))

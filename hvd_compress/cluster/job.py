@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -36,7 +37,7 @@ class Process:
         self.host = host
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
-            command,
+            [*ends_with_us(signal.SIGKILL), *command],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=self._output,
@@ -66,6 +67,15 @@ class Process:
         output = self.output()
         self._output.close()
         return Finished(self.host, code, output)
+
+
+def ends_with_us(kind: signal.Signals) -> list[str]:
+    """What to put before a command so that its process gets a signal when this one is killed; nothing if it cannot be.
+
+    The kernel looks at the thread that starts it, which has to live as long.
+    """
+    found = shutil.which("setpriv")
+    return [found, "--pdeathsig", kind.name.removeprefix("SIG")] if found else []
 
 
 def follow(processes: Sequence[Process], timeout: float, watch: Callable[[], None]) -> list[Finished]:

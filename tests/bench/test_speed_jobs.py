@@ -12,8 +12,8 @@ import pytest
 from launching import horovodrun
 from typer.testing import CliRunner
 
+from hvd_compress.bench.jobs import Where
 from hvd_compress.bench.speed import command, launcher
-from hvd_compress.bench.speed.launcher import Where
 from hvd_compress.bench.speed.results import results
 from hvd_compress.bench.speed.task import ALONE, Entry, Task
 

@@ -17,9 +17,10 @@ from rich.table import Table
 
 from hvd_compress.bench.bars import draw
 from hvd_compress.bench.commands import refusals
+from hvd_compress.bench.jobs import Where
 from hvd_compress.bench.machine import Machine
 from hvd_compress.bench.speed import table
-from hvd_compress.bench.speed.launcher import Where, run
+from hvd_compress.bench.speed.launcher import run
 from hvd_compress.bench.speed.results import Result, as_json, results
 from hvd_compress.bench.speed.shapes import SHAPES, count
 from hvd_compress.bench.speed.task import Part, Task, entries

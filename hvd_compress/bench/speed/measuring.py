@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cProfile
 import json
+import os
 import pstats
 import time
 from collections.abc import Callable
@@ -13,7 +14,6 @@ from typing import Any, NamedTuple, Protocol
 from hvd_compress.bench.speed.task import ALONE, TURN, Entry, Part, Task
 from hvd_compress.stats import Stats
 
-_DEVICE = Path("/sys/class/net/eth0/statistics")
 _STATUS = Path("/proc/self/status")
 _ROWS = 15
 """Rows of a profile."""
@@ -116,15 +116,17 @@ def _turn(bench: Bench, index: int, subject: Subject, steps: int) -> Part:
 
 def _now(bench: Bench, subject: Subject) -> Now:
     return Now(
-        _device("tx_bytes") if bench.device else None,
-        _device("rx_bytes") if bench.device else None,
+        device_bytes("tx_bytes") if bench.device else None,
+        device_bytes("rx_bytes") if bench.device else None,
         subject.stats(),
         subject.called,
     )
 
 
-def _device(counter: str) -> int:
-    return int((_DEVICE / counter).read_text())
+def device_bytes(counter: str) -> int:
+    """What has passed the network device by which Gloo communicates: ``"rx_bytes"`` or ``"tx_bytes"``."""
+    name = os.environ.get("HOROVOD_GLOO_IFACE", "eth0")
+    return int(Path(f"/sys/class/net/{name}/statistics/{counter}").read_text())
 
 
 def _less(after: Any, before: Any) -> Any:
@@ -159,8 +161,18 @@ def _memory(task: Task, bench: Bench, index: int) -> Part:
 
 def _peak(work: Callable[[], Any]) -> int:
     """The most memory that this process has in use while it works, in bytes."""
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    forget_peak()
     work()
+    return peak()
+
+
+def forget_peak() -> None:
+    """Let the high-water mark of this process's memory start anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak() -> int:
+    """The most memory that this process has had in use, in bytes."""
     (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
 
