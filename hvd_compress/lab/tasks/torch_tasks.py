@@ -1,0 +1,92 @@
+"""Images to classify, in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hvd_compress.lab.tasks import data
+from hvd_compress.lab.tasks.data import Arr, Images
+from hvd_compress.lab.tasks.options import FashionOptions, NoOptions, read, share_of
+from hvd_compress.lab.training import Setting, Training
+
+Batch = tuple[Tensor, Tensor]
+
+_CHUNK = 100
+"""Images that are evaluated at once."""
+
+
+def digits(setting: Setting) -> Training:
+    """The CNN of ``examples/pytorch/digits.py``, 32 images in each step of a rank."""
+    read(NoOptions, "digits", setting.options)
+    model = nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(1024, 128),
+        nn.ReLU(),
+        nn.Linear(128, 10),
+    )
+    lr = 0.1 if setting.lr is None else setting.lr
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.8 if setting.momentum else 0)
+    task = _Classifying(data.digits(), setting, batch=32)
+    return Training(model, optimizer, task.batches, loss, task.evaluate, target=0.95, epochs=10, every=10)
+
+
+def fashion(setting: Setting) -> Training:
+    """A CNN of 3.2 million parameters on Fashion-MNIST; see `FashionOptions`."""
+    options = read(FashionOptions, "fashion", setting.options)
+    model = nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 7 * 7, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, 10),
+    )
+    lr = 0.05 if setting.lr is None else setting.lr
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9 if setting.momentum else 0)
+    task = _Classifying(data.fashion(setting.data), setting, share_of(options.batch, setting), options.test)
+    return Training(model, optimizer, task.batches, loss, task.evaluate, target=0.85, epochs=2, every=10)
+
+
+class _Classifying:
+    """The data of a rank."""
+
+    def __init__(self, images: Images, setting: Setting, batch: int, test: int | None = None) -> None:
+        data.check_count(len(images.train), batch, setting)
+        self._images, self._setting, self._batch = images, setting, batch
+        self._test, self._test_labels = images.test_share(setting, test)
+
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        """Of this rank."""
+        train, labels = self._images.train, self._images.train_labels
+        for chosen in data.deal(len(train), self._batch, self._setting, epoch):
+            yield self._inputs(train[chosen]), torch.from_numpy(labels[chosen])
+
+    def evaluate(self, model: nn.Module) -> float:
+        """The fraction that is right."""
+        right = 0
+        for begin in range(0, len(self._test), _CHUNK):
+            outputs: Tensor = model(self._inputs(self._test[begin : begin + _CHUNK]))
+            right += int((outputs.argmax(1).numpy() == self._test_labels[begin : begin + _CHUNK]).sum())
+        return right / len(self._test)
+
+    def _inputs(self, pixels: Arr) -> Tensor:
+        return torch.from_numpy(self._images.scaled(pixels)[:, None])
+
+
+def loss(model: nn.Module, batch: Batch) -> Tensor:
+    """The cross entropy."""
+    inputs, labels = batch
+    return functional.cross_entropy(model(inputs), labels)
