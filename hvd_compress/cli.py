@@ -26,9 +26,10 @@ def _commands() -> ModuleType:
             raise MissingPackageError(
                 f"the command needs rich and typer ({error}); install them with: pip install 'hvd-compress[bench]'"
             ) from error
-    from hvd_compress.bench.commands import app
+    from hvd_compress.bench import commands
     from hvd_compress.bench.single.command import bench  # that of hvd_compress.bench.speed, with more commands
-    from hvd_compress.doctor import command  # on top of those of hvd_compress.bench
 
-    app.add_typer(bench, name="bench")
-    return command
+    commands.app.add_typer(bench, name="bench")
+    for package in ("doctor", "lab", "plan"):  # each adds its commands to the same app
+        importlib.import_module(f"hvd_compress.{package}.command")
+    return commands

@@ -1,0 +1,87 @@
+"""What the model takes for given of Horovod with Gloo: few numbers, each of which means something by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from hvd_compress.errors import SpecError
+from hvd_compress.spec import nearest
+
+
+class Constants(NamedTuple):
+    """Of Horovod, Gloo and TCP, in SI units; the same for all methods.
+
+    The defaults were fitted to whole steps on emulated hosts, see docs/planning.md. None of them belongs to a method.
+
+    Attributes:
+        efficiency: The share of a link's bandwidth that payload gets; headers, acknowledgements and Horovod's own
+            messages take the rest. In (0, 1].
+        byte: Seconds of a core for each byte that a rank sends: through the socket, out of it on the other side, and
+            adding it up. 0 for networks that do it by themselves.
+        half: Seconds of a core for each float16 that is summed; Gloo does that in software. 0 on GPUs.
+        serial: The link and the host work at the same time, but for this share of what the faster of them takes.
+        hop: Seconds of a core for each message of a collective, however small: waking up threads.
+        cycle: Seconds that a collective waits for Horovod to look at what is ready.
+        backward: The share of computing that is the backward pass.
+        overlap: The share of the backward pass in which communication gets on.
+    """
+
+    efficiency: float = 0.944
+    byte: float = 2.5e-9
+    half: float = 20e-9
+    serial: float = 0.3
+    hop: float = 100e-6
+    cycle: float = 1e-3
+    backward: float = 2 / 3
+    overlap: float = 0.5
+
+
+BACKENDS = {
+    "gloo": Constants(),
+    # The network's adapters and GPUs do the work, and there is a float16 in hardware. Assumed, not measured.
+    "nccl": Constants(byte=0.0, half=0.0, hop=10e-6),
+}
+"""What Horovod communicates by."""
+
+TREES = ("nccl",)
+"""Those that send small messages along trees; in Gloo, all go round a ring."""
+
+SHARES = ("efficiency", "serial", "backward", "overlap")
+"""Constants that are at most 1."""
+
+
+def read_constants(given: Iterable[str], base: Constants | None = None) -> Constants:
+    """Put constants that the user names in the place of defaults.
+
+    Args:
+        given: Each as ``name=value``.
+        base: The others; the defaults if not told.
+
+    Raises:
+        SpecError: If there is no such constant, or it cannot have that value.
+    """
+    found = Constants() if base is None else base
+    for text in given:
+        name, _, value = (part.strip() for part in text.partition("="))
+        if name not in Constants._fields:
+            allowed = ", ".join(Constants._fields)
+            raise SpecError(f"unknown constant {name!r}{nearest(name, Constants._fields)}; there are: {allowed}")
+        found = found._replace(**{name: _value(name, value)})
+    return found
+
+
+def _value(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    most = 1.0 if name in SHARES else math.inf
+    if not (0 <= value <= most and math.isfinite(value)) or (name == "efficiency" and not value):
+        allowed = "in (0, 1]" if name == "efficiency" else "in 0 .. 1" if name in SHARES else "in seconds, at least 0"
+        raise SpecError(
+            f"constant {name}={text!r} is not allowed: it must be a number {allowed}, such as"
+            f" {name}={Constants._field_defaults[name]:.2g}"
+        )
+    return value

@@ -1,0 +1,104 @@
+"""How long one rank of several compresses and decompresses, in this process.
+
+As in training, memory is used again: what is new to a process takes longer to touch than most methods compute. So the
+results of a step are dropped before the next, and rank 0, which is timed, comes after the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hvd_compress.bench.single.kernels import compiled
+from hvd_compress.bench.single.timing import Copy, Floats, seconds
+from hvd_compress.bucket import Bucket
+from hvd_compress.collectives import State, World, take_branches
+from hvd_compress.local import perform
+from hvd_compress.lowering import lower
+from hvd_compress.methods.base import Method
+from hvd_compress.ops import Ops
+from hvd_compress.spec import parse
+
+
+class Timed(NamedTuple):
+    """One measurement, in seconds for each parameter.
+
+    Attributes:
+        ranks: Whose payloads were decoded.
+        encode: From the gradient to the last payload, with all that is kept for the next step.
+        decode: From what the last collective gives to the total.
+        copy: A plain copy of the gradient.
+    """
+
+    ranks: int
+    encode: float
+    decode: float
+    copy: float
+
+
+class _Step(NamedTuple):
+    """What a step took rank 0, in seconds, and the states of all ranks after it."""
+
+    encode: float
+    decode: float
+    states: list[State]
+
+
+def time_method(spec: str, size: int, side: int, ranks: int, turns: int) -> Timed:
+    """Time a method on normal gradients: the best of several turns, as all else that a machine does only adds to it.
+
+    Args:
+        spec: Of the method.
+        size: About how many numbers a gradient has.
+        side: Rows and columns of the matrices that it is made of.
+        ranks: Whose payloads are decoded.
+        turns: How often, after one that does not count.
+
+    Raises:
+        MissingPackageError: If numba is not installed.
+    """
+    ops, method = _ops(), parse(spec).core
+    bucket = Bucket("b0", ((side, side),) * max(1, size // side**2), "float32")
+    rng, copy = np.random.default_rng(0), Copy(bucket.numel)
+    grads = [rng.standard_normal(bucket.numel, dtype=np.float32) for _ in range(ranks)]
+    states = [method.init(ops, bucket, ranks) for _ in grads]
+    steps = []
+    for _ in range(turns + 1):
+        encode, decode, states = _step(ops, method, bucket, grads, states)
+        steps.append((encode, decode, seconds(copy)))
+    encode, decode, copied = (min(times) / bucket.numel for times in zip(*steps[1:], strict=True))
+    return Timed(ranks, encode, decode, copied)
+
+
+def _step(ops: Ops, method: Method, bucket: Bucket, grads: Sequence[Floats], states: Sequence[State]) -> _Step:
+    size = len(grads)
+    running = [
+        take_branches(lower(method.exchange(ops, bucket, x.copy(), state, world), ops, world))
+        for x, state, world in zip(grads, states, (World(rank, size) for rank in range(size)), strict=True)
+    ]
+    replies: list[Any] = [None] * size
+    taken: list[float] = []
+    while True:
+        messages: list[Any] = []
+        after: list[State] = []
+        for rank in reversed(range(size)):
+            begin = time.perf_counter()
+            try:
+                messages.insert(0, running[rank].send(replies.pop()))
+            except StopIteration as end:
+                after.insert(0, end.value.state)
+            if rank == 0:
+                taken.append(time.perf_counter() - begin)
+        if after:
+            return _Step(sum(taken[:-1]), taken[-1], after)
+        replies = perform(messages, size)
+
+
+def _ops() -> Ops:
+    compiled()  # says what is missing
+    from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
+
+    return NumpyCompiledOps()

@@ -1,0 +1,200 @@
+"""Laws that hold whatever the constants are."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from plan.setups import FREE, GATHERED, JOB, QUICK, REDUCED, SIDE, SLOW, SPECS, TOPK, TOPKC, made, rates
+
+from hvd_compress import LocalWorld
+from hvd_compress.errors import SpecError, UnsupportedError
+from hvd_compress.plan.constants import BACKENDS, Constants, read_constants
+from hvd_compress.plan.model import Setup, predict
+
+MANY = (1, 2, 3, 4, 8, 16, 64, 256)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_parts_make_up_the_step(spec: str) -> None:
+    one = made(spec)
+    assert one.step == one.compute + one.encode + one.decode + one.exchange - one.hidden
+    assert 0 <= one.hidden <= one.exchange <= one.link + one.host + one.rounds
+    assert one.exchange >= max(one.link, one.host)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_more_of_what_costs_never_costs_less(spec: str) -> None:
+    growing: dict[str, tuple[Any, ...]] = {
+        "ranks": MANY,
+        "params": (10**6, 10**7, 10**8),
+        "latency": (0.0, 1e-5, 1e-3),
+        "compute": (0.01, 0.1, 1.0),
+    }
+    for name, values in growing.items():
+        steps = [made(spec, JOB._replace(**{name: value})).step for value in values]
+        assert all(before < after for before, after in pairwise(steps)), name
+    rate = [made(spec, rate=bits).step for bits in (math.inf, 1e11, 1e9, 1e8, 1e6)]
+    assert all(before <= after for before, after in pairwise(rate)) and rate[0] < rate[-1]
+    cores = [made(spec, cores_per_rank=cores).step for cores in (16, 1, 0.5, 0.25)]
+    assert cores[0] == cores[1] < cores[2] < cores[3]
+
+
+@pytest.mark.parametrize("name", ["byte", "half", "serial", "hop", "cycle"])
+def test_constants_cost(name: str) -> None:
+    value = getattr(Constants(), name)
+    less, more = (made("fp16", constants=Constants()._replace(**{name: by * value})) for by in (0.5, 1))
+    assert less.step < more.step
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_single_rank_communicates_nothing(spec: str) -> None:
+    one = made(spec, ranks=1)
+    assert one.link == one.host == one.rounds == one.exchange == one.hidden == one.wire == 0
+    assert one.step == one.compute + one.encode + one.decode
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_perfect_network_takes_nothing(spec: str) -> None:
+    one = predict(spec, JOB._replace(rate=math.inf, latency=0.0), QUICK, FREE)
+    assert one.exchange == 0 < one.wire
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_single_host_has_no_link(spec: str) -> None:
+    one = made(spec, ranks_per_host=8)
+    assert one.wire == one.link == 0 < one.host
+    assert one.rounds == made(spec, latency=0.0).rounds
+
+
+def test_the_link_takes_its_bytes_at_its_rate() -> None:
+    one = predict("none", JOB, QUICK, FREE._replace(efficiency=0.5))
+    assert one.wire == 4 * JOB.params * 2 * 7 / 8
+    assert one.link == pytest.approx(8 * one.wire / 0.5e9)
+    assert made("fp16").wire == one.wire / 2
+
+
+@pytest.mark.parametrize("spec", GATHERED)
+def test_what_is_gathered_grows_in_proportion(spec: str) -> None:
+    dense = 4 * 0.001 * JOB.params * 2
+    few, many = (made(spec, ranks=n).wire - dense * (n - 1) / n for n in (2, 256))
+    assert many == pytest.approx(255 * few)
+    few, many = (predict(spec, JOB._replace(ranks=n), SLOW, FREE).decode for n in (2, 256))
+    assert many - few == pytest.approx(254 * SLOW.methods[spec].each * 0.999 * JOB.params)
+
+
+@pytest.mark.parametrize("spec", REDUCED)
+def test_what_is_reduced_is_bounded(spec: str) -> None:
+    assert made(spec, ranks=1024).wire < 2 * made(spec, ranks=2).wire
+    assert made(spec, ranks=1024).link < 2 * made(spec, ranks=2).link
+    assert made(spec, ranks=1024).decode == made(spec, ranks=2).decode
+
+
+@pytest.mark.parametrize("spec", [TOPK, TOPKC, "qsgd", "powersgd"])
+def test_the_bytes_are_those_of_a_model_of_two_matrices(spec: str) -> None:
+    """Of two ranks: then a rank sends what it hands to collectives, no more and no less."""
+    world, rng = LocalWorld(spec, size=2, merge=2), np.random.default_rng(0)
+    world.step({name: [rng.standard_normal((SIDE, SIDE)).astype(np.float32) for _ in range(2)] for name in "ab"})
+    known = QUICK._replace(methods={spec: QUICK.methods[TOPK]})
+    job = JOB._replace(params=2 * SIDE**2, ranks=2, vectors=0.0)
+    assert predict(spec, job, known, FREE).wire == world.bytes_sent
+
+
+def test_vectors_are_sent_as_they_are() -> None:
+    with_them, without = made(TOPKC, vectors=0.25), made(TOPKC, vectors=0.0)
+    assert with_them.wire == pytest.approx(0.75 * without.wire + 0.25 * made("none").wire)
+    assert with_them.encode == pytest.approx(0.75 * without.encode)
+    assert made("none", vectors=0.25) == made("none", vectors=0.0)
+
+
+def test_backward_hides_what_is_ready_before_its_end() -> None:
+    """All of it: the first half of two buckets; of Horovod's own messages, as much as there is time for."""
+    constants = FREE._replace(overlap=1.0, backward=0.5)
+    job = JOB._replace(compute=100.0, latency=0.0)
+    assert [predict(TOPK, job._replace(merge=m), QUICK, constants).hidden for m in (1, 2, 4)] == [
+        pytest.approx(share * predict(TOPK, job, QUICK, constants).exchange) for share in (0, 0.5, 0.75)
+    ]
+    short = predict("none", JOB._replace(compute=0.2), QUICK, constants)
+    assert short.hidden == pytest.approx(0.5 * 0.2)
+    assert short.hidden < short.exchange
+    assert predict("none", job, QUICK, constants).hidden == predict("none", job, QUICK, constants).exchange
+
+
+def test_shared_cores_slow_down_what_processors_do() -> None:
+    alone, shared = made(TOPK), made(TOPK, cores_per_rank=0.25)
+    assert shared.encode == 4 * alone.encode and shared.decode == 4 * alone.decode
+    assert shared.host == 4 * alone.host and shared.link == alone.link
+    assert shared.compute == alone.compute, "it was measured so"
+    assert made("none", cores_per_rank=0.25).host == 7 * made("none").host, "threads that wait take their share, too"
+
+
+def test_casting_takes_as_long_as_memory_does() -> None:
+    one = predict("fp16", JOB, rates(0.0, copy=1e-9), FREE)
+    assert one.encode == one.decode == pytest.approx(0.75e-9 * JOB.params)
+    assert predict("none", JOB, rates(0.0, copy=1e-9), FREE).encode == 0
+
+
+def test_trees_have_fewer_hops() -> None:
+    """An allreduce of bits, and the collective: 2 * 7 + 7 messages round rings of 8, 2 * 3 + 3 along trees."""
+    constants = FREE._replace(hop=1.0)
+    job = JOB._replace(merge=1, vectors=0.0, latency=0.0)
+    assert [predict(TOPK, job._replace(tree=tree), QUICK, constants).rounds for tree in (False, True)] == [21, 9]
+
+
+def test_only_hops_between_hosts_have_latency() -> None:
+    job = JOB._replace(merge=1, vectors=0.0, latency=1.0)
+    assert predict(TOPK, job, QUICK, FREE).rounds == 21
+    assert predict(TOPK, job._replace(ranks_per_host=4), QUICK, FREE).rounds == 21 * 2 / 8
+
+
+def test_methods_that_cannot_be_used_with_so_many() -> None:
+    known = QUICK._replace(methods={"int8": QUICK.methods[TOPK]})
+    with pytest.raises(UnsupportedError, match="1000 ranks"):
+        predict("int8", JOB._replace(ranks=1000), known, Constants())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ranks": 0}, "ranks=0 is not allowed: ranks must be a whole number of at least 1"),
+        ({"merge": 0}, "merge=0 is not allowed: merge must be a number of buckets"),
+        ({"ranks_per_host": 0}, "ranks-per-host=0 is not allowed: ranks-per-host must be"),
+        ({"cores_per_rank": 0.0}, "cores-per-rank=0.0 is not allowed: .* below 1 where ranks share cores"),
+        ({"side": 4}, "side=4 is not allowed: side must be in 16 .. 4096"),
+        ({"vectors": 1.0}, "vectors=1.0 is not allowed: vectors must be a share"),
+        ({"compute": math.inf}, "compute=inf is not allowed"),
+        ({"latency": -1.0}, "latency=-1.0 is not allowed"),
+        ({"rate": 0.0}, "rate=0.0 is not allowed"),
+        ({"params": 0}, "params=0 is not allowed"),
+    ],
+)
+def test_jobs_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    setup: Setup = JOB._replace(**changes)
+    with pytest.raises(SpecError, match=message):
+        setup.check()
+    JOB.check()
+
+
+def test_constants_are_read() -> None:
+    found = read_constants(["byte=1e-9", " overlap = 0.25 "], BACKENDS["nccl"])
+    assert found == BACKENDS["nccl"]._replace(byte=1e-9, overlap=0.25)
+    assert read_constants([]) == Constants()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bite=1", r"unknown constant 'bite' \(did you mean 'byte'\?\); there are: efficiency, byte"),
+        ("byte", "constant byte='' is not allowed: it must be a number in seconds, at least 0, such as byte="),
+        ("byte=-1", "byte='-1' is not allowed"),
+        ("hop=nan", "hop='nan' is not allowed"),
+        ("overlap=1.5", r"overlap='1.5' is not allowed: it must be a number in 0 .. 1"),
+        ("efficiency=0", r"efficiency='0' is not allowed: it must be a number in \(0, 1\]"),
+    ],
+)
+def test_constants_that_cannot_be(text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        read_constants([text])

@@ -1,0 +1,122 @@
+"""How fast methods are: what is made of measurements, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from hvd_compress import LocalWorld
+from hvd_compress.bench.single.command import bench
+from hvd_compress.collectives import State
+from hvd_compress.errors import SpecError
+from hvd_compress.methods import REGISTRY
+from hvd_compress.plan import timing
+from hvd_compress.plan.rates import RANKS, Rate, Rates, measure, read
+from hvd_compress.plan.timing import time_method
+from hvd_compress.state import residual_of
+
+SIZE = 1000
+
+
+def written(folder: Path, ranks: int, **decode: float) -> Path:
+    """A file of ``bench methods``: encoding takes 2 ms, which is two copies."""
+    lines = [{"spec": spec, "encode_ms": 2.0, "encode": 2.0, "decode_ms": ms} for spec, ms in decode.items()]
+    path = folder / f"{ranks}.json"
+    path.write_text(json.dumps({"settings": {"size": SIZE, "ranks": ranks}, "results": lines}))
+    return path
+
+
+def test_decoding_grows_along_a_line_for_what_is_gathered_alone(tmp_path: Path) -> None:
+    paths = [written(tmp_path, 2, topk=5.0, topkc=3.0), written(tmp_path, 4, topk=7.0, topkc=4.0)]
+    found = read(paths, ["topk", "topkc", "fp16"])
+    assert found.copy == pytest.approx(1e-6)
+    topk, topkc = found.methods["topk"], found.methods["topkc"]
+    assert topk.encode == pytest.approx(2e-6)
+    assert [topk.decoding(n) for n in (0, 2, 4, 64)] == pytest.approx([3e-6, 5e-6, 7e-6, 67e-6])
+    assert [topkc.decoding(n) for n in (2, 64)] == pytest.approx([3e-6, 3e-6]), "the better one, as it cannot grow"
+
+
+@pytest.mark.parametrize(("decode", "line"), [((7.0, 5.0), [5e-6, 5e-6]), ((1.0, 9.0), [0.0, 1e-6])])
+def test_noise_makes_no_negative_times(tmp_path: Path, decode: tuple[float, float], line: list[float]) -> None:
+    paths = [written(tmp_path, ranks, topk=ms) for ranks, ms in zip((2, 4), decode, strict=True)]
+    topk = read(paths, ["topk"]).methods["topk"]
+    assert [topk.decoding(0), topk.decoding(2)] == pytest.approx(line)
+
+
+def test_measured_here() -> None:
+    heard: list[str] = []
+    found = measure(["fp16", "topk", "topkc", "topk"], 4096, 64, 1, heard.append)
+    assert heard == [f"{spec}, {ranks} ranks" for spec in ("none", "topk", "topkc") for ranks in RANKS]
+    assert set(found.methods) == {"topk", "topkc"}
+    assert found.copy > 0 and found.methods["topkc"].each == 0
+    assert all(rate.encode > 0 and rate.decode >= 0 for rate in found.methods.values())
+    assert Rates.from_json(json.loads(json.dumps(found.as_json()))) == found
+
+
+def test_files_of_the_bench_are_read(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{ranks}.json" for ranks in RANKS]
+    for path, ranks in zip(paths, RANKS, strict=True):
+        options = ["--size", "4096", "--turns", "1", "--ranks", str(ranks), "--json", str(path)]
+        assert CliRunner().invoke(bench, ["methods", "qsgd", *options]).exit_code == 0
+    lines: Any = [json.loads(path.read_text())["results"][0] for path in paths]
+    rate = read(paths, ["qsgd"]).methods["qsgd"]
+    assert rate.encode == pytest.approx(min(line["encode_ms"] for line in lines) / 1000 / 4096)
+
+
+def test_rates_of_a_plan_are_read(tmp_path: Path) -> None:
+    known, path = Rates(1e-9, {"topk": Rate(3e-9, 2e-9, 1e-9)}), tmp_path / "plan.json"
+    path.write_text(json.dumps({"rates": known.as_json()}))
+    assert read([path], ["topk", "fp16"]) == known
+    with pytest.raises(SpecError, match=r"plan.json' is not allowed: it lacks topkc, dgc; write it anew"):
+        read([path], ["topk", "topkc", "dgc"])
+
+
+@pytest.mark.parametrize("name", [name for name in REGISTRY if name != "none"])
+def test_any_method_is_timed(name: str) -> None:
+    timed = time_method(name, 5000, 64, 3, 1)
+    assert timed.ranks == 3
+    assert timed.encode > 0 and timed.decode > 0 and timed.copy > 0
+
+
+def test_a_method_takes_its_states_from_step_to_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks: the residuals that `topk` keeps are those of `LocalWorld` after as many steps."""
+    kept: list[list[State]] = []
+    step = timing._step
+
+    def watched(*arguments: Any) -> Any:
+        done = step(*arguments)
+        kept.append(done.states)
+        return done
+
+    monkeypatch.setattr(timing, "_step", watched)
+    time_method("topk", 64**2, 64, 3, 2)
+    world, rng = LocalWorld("topk", size=3), np.random.default_rng(0)
+    grads = [rng.standard_normal((64, 64), dtype=np.float32) for _ in range(3)]
+    for states in kept:
+        world.step(grads)
+        for rank, state in enumerate(states):
+            np.testing.assert_array_equal(residual_of(state).reshape(64, 64), world.residual(rank)[""])
+
+
+def test_one_number_of_ranks_is_not_enough(tmp_path: Path) -> None:
+    path = written(tmp_path, 2, topk=5.0)
+    with pytest.raises(SpecError, match=r"topk must have been measured with two numbers of ranks.* --ranks 8"):
+        read([path, path], ["topk"])
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"settings": {"size": 0, "ranks": 2}, "results": [{}]}'])
+def test_files_that_are_something_else(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "rates.json"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=r"rates=.*rates.json' cannot be read .* plan --json FILE"):
+        read([path], ["topk"])
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="cannot be read"):
+        read([tmp_path / "nothing.json"], ["topk"])

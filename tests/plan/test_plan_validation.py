@@ -1,0 +1,124 @@
+"""Predictions are compared with measurements as they should be, and constants are found from them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hvd_compress.errors import SpecError
+from hvd_compress.plan import tables
+from hvd_compress.plan.command import app
+from hvd_compress.plan.constants import Constants
+from hvd_compress.plan.fitting import FREE, fit
+from hvd_compress.plan.model import predict
+from hvd_compress.plan.rates import Rate, Rates
+from hvd_compress.plan.validation import METHODS, Campaign, Cell, Measured, compare, score, setup_of
+from hvd_compress.spec import parse
+
+RUNNER = CliRunner(env={"COLUMNS": "120", "NO_COLOR": "1"})
+
+KNOWN = Rates(1e-10, {spec: Rate(1e-9, 1e-9, 1e-11) for spec in METHODS if not parse(spec).linear})
+
+TRUE = Constants(byte=6e-9, half=4e-8, serial=0.6, hop=2.5e-4, overlap=0.8)
+
+
+def jobs(constants: Constants, *hosts: int) -> list[Measured]:
+    """Measurements on a machine that is as the model says."""
+    found = []
+    for n in hosts:
+        for link in ("100mbit", "1gbit"):
+            job = Measured(n, link, 2, 0.05 * n, {})
+            steps = {spec: predict(spec, setup_of(job), KNOWN, constants).step for spec in METHODS}
+            found.append(job._replace(steps=steps))
+    return found
+
+
+def test_a_true_model_has_no_errors() -> None:
+    cells = compare(jobs(TRUE, 2, 4), KNOWN, TRUE)
+    assert len(cells) == 2 * 2 * len(METHODS)
+    assert all(cell.error == 0 for cell in cells)
+    assert score(cells)[:3] == (28, 1.0, 0.0)
+
+
+def test_jobs_are_what_was_run() -> None:
+    setup = setup_of(jobs(TRUE, 8)[0])
+    assert (setup.params, setup.ranks, setup.rate, setup.cores_per_rank) == (8_407_050, 8, 1e8, 0.25)
+    assert setup.vectors == pytest.approx((8 * 1024 + 10) / 8_407_050)
+
+
+def test_constants_are_found_from_measurements() -> None:
+    """From 2 and 8 hosts, for 4: each of them as far as the steps tell, and so the steps."""
+    found = fit(jobs(TRUE, 2, 8), KNOWN, Constants())
+    assert {name for name in Constants._fields if getattr(found, name) != getattr(Constants(), name)} <= set(FREE)
+    before, after = (score(compare(jobs(TRUE, 4), KNOWN, constants)) for constants in (Constants(), found))
+    assert after.median < 0.02 < before.median
+    assert abs(after.worst.error) < 0.05
+    for name in ("byte", "half", "hop"):
+        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.2)
+
+
+def test_scores() -> None:
+    cells = [
+        Cell(2, "1gbit", spec, 1.0, predicted) for spec, predicted in zip("abcd", (1.2, 0.5, 1.1, 0.9), strict=True)
+    ]
+    found = score(cells)
+    assert (found.cells, found.good, found.worst.spec) == (4, 0.75, "b")
+    assert found.median == pytest.approx(0.15)
+    said = tables.summary(found)
+    assert said == (
+        "75% of 4 predictions are within 20% of what was measured; the median error is 15%, the largest -50% (b, 2"
+        " hosts, 1gbit)."
+    )
+    assert "| 2 | 1gbit | `a` | 1,000 ms | 1,200 ms | +20% |" in tables.markdown(cells)
+
+
+def test_measurements_travel_as_files(tmp_path: Path) -> None:
+    campaign = Campaign("a machine", KNOWN, jobs(TRUE, 2))
+    campaign.write(tmp_path / "measured.json")
+    assert Campaign.read(tmp_path / "measured.json") == campaign
+    (tmp_path / "other.json").write_text('{"machine": ""}')
+    with pytest.raises(SpecError, match=r"other.json' cannot be read .* plan validate --json"):
+        Campaign.read(tmp_path / "other.json")
+
+
+def test_the_command_reads_measures_and_fits(tmp_path: Path) -> None:
+    path, page = tmp_path / "measured.json", tmp_path / "table.md"
+    Campaign("a machine", KNOWN, jobs(TRUE, 2, 4, 8)).write(path)
+    plain = RUNNER.invoke(app, ["plan", "validate", "--measured", str(path), "--markdown", str(page)])
+    assert plain.exit_code == 0, plain.output
+    assert "a machine" in plain.output and "Fitted" not in plain.output
+    assert len(page.read_text().splitlines()) == 2 + 6 * len(METHODS)
+    fitted = RUNNER.invoke(app, ["plan", "validate", "--measured", str(path), "--fit"])
+    said = " ".join(fitted.output.split())
+    assert "Fitted to 4 jobs: --constant byte=" in said
+    assert "The others: 100% of 14 predictions are within 20%" in said
+
+
+def test_there_must_be_something_to_fit_to(tmp_path: Path) -> None:
+    Campaign("a machine", KNOWN, jobs(TRUE, 4)).write(tmp_path / "measured.json")
+    result = RUNNER.invoke(app, ["plan", "validate", "--measured", str(tmp_path / "measured.json"), "--fit"])
+    assert result.exit_code == 2
+    assert "fit is not possible" in result.output
+
+
+able = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unshare")))
+
+
+@pytest.mark.skipif(not able, reason="emulated hosts need root, and ip and tc")
+def test_a_job_on_hosts(tmp_path: Path) -> None:
+    """What is measured is a step: its time is not judged here, but where it comes from."""
+    path = tmp_path / "measured.json"
+    where = ("--hosts", "2", "--rate", "1gbit", "--steps", "1", "--size", "4096", "--turns", "1")
+    result = RUNNER.invoke(app, ["plan", "validate", *where, "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    (job,) = json.loads(path.read_text())["jobs"]
+    assert (job["hosts"], job["link"]) == (2, "1gbit")
+    assert set(job["steps"]) == set(METHODS)
+    assert 0 < job["compute"] < min(job["steps"].values()) * 10
+    assert job["steps"]["none"] > 4 * 8_407_050 * 8 / 1e9 / 2, "a part of its bytes may travel during the backward pass"
+    assert "7 predictions are within 20%" in " ".join(result.output.split())
