@@ -24,6 +24,7 @@ from hvd_compress.lab.request import Request
 from hvd_compress.lab.results import BASELINE, Comparison
 from hvd_compress.lab.store import Store
 from hvd_compress.lab.tasks import TASKS, find
+from hvd_compress.lab.training import Setting
 from hvd_compress.report import page, tables
 from hvd_compress.report.wording import words
 from hvd_compress.spec import parse
@@ -80,12 +81,19 @@ def compare(
             data=str(Path(data).resolve()) if data else "",
             options=read_options(options or []),
         )
-        find(task, framework.value)
+        _try_task(request)
         require_matplotlib("reports")
         if hosts:
             Cluster(hosts, rate)  # refuses what cannot be
         folder = output or Path(f"compare-{re.sub('[^A-Za-z0-9]+', '-', task)}")
         raise typer.Exit(_run(request, folder))
+
+
+def _try_task(request: Request) -> None:
+    """Find out about mistakes before anything is started; a task of the user may need what only ranks have."""
+    make = find(request.task, request.framework)
+    if request.task in TASKS:
+        make(Setting(size=request.where.size, data=request.data, options=request.options))
 
 
 def _run(request: Request, folder: Path) -> int:

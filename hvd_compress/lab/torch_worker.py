@@ -42,6 +42,7 @@ class TorchTrainer:
         """Make a step in which nothing is exchanged."""
         self._plain.zero_grad()
         self._training.loss(self._training.model, batch).backward()
+        self._clip()
         self._plain.step()
 
     def distribute(self, spec: str, job: Job) -> None:
@@ -63,14 +64,15 @@ class TorchTrainer:
         self._optimizer.zero_grad()
         loss = self._training.loss(self._training.model, batch)
         loss.backward()
-        if self._training.clip is None:
+        self._optimizer.synchronize()
+        self._clip()
+        with self._optimizer.skip_synchronize():
             self._optimizer.step()
-        else:
-            self._optimizer.synchronize()
+        return float(loss.item())
+
+    def _clip(self) -> None:
+        if self._training.clip is not None:
             torch.nn.utils.clip_grad_norm_(self._training.model.parameters(), self._training.clip)
-            with self._optimizer.skip_synchronize():
-                self._optimizer.step()
-        return float(loss)
 
     def evaluate(self) -> float:
         """What the task says."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -31,8 +32,8 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "hvd_compress", "compare", *arguments]
 
 
-def compare(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, cwd=HERE, timeout=300)
+def compare(*arguments: str, status: int = 0, folder: Path = HERE) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, cwd=folder, timeout=300)
     assert done.returncode == status, done.stdout + done.stderr
     return done
 
@@ -110,6 +111,16 @@ def test_a_method_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     assert "momentum" in found.failures[0].message and "momentum" in done.stderr
 
 
+def test_the_task_of_the_documentation(tmp_path: Path) -> None:
+    text = (HERE.parents[1] / "docs" / "comparing.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "mine.py").write_text(block)
+    (line,) = re.findall(r"`hvd-compress compare (--task mine:build .*?)`", text)
+    compare(*line.split(), "--seeds", "1", folder=tmp_path)
+    found = read(tmp_path / "compare-mine-build")
+    assert [one.curve[-1].metric > found.target == 0.9 for one in found.outcomes] == [True, True]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -119,6 +130,7 @@ def test_a_method_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
         (("--budget", "soon"), "--budget 'soon' is not allowed"),
         (("--lr", "0.1,-1"), "--lr '0.1,-1' is not allowed"),
         (("--set", "hidden"), "--set 'hidden' is not allowed"),
+        (("--set", "hidden=4"), "hidden"),
         (("--merge", "2,3"), "--merge '2,3' is not allowed"),
         (("--hosts", "2", "--rate", "fast"), "rate='fast' is not allowed"),
     ],

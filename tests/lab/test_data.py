@@ -114,6 +114,7 @@ SMALL = idx(np.zeros((TEST, 28, 28)))
         (LABELS, idx(np.zeros(TEST - 1)), f"{TEST}x28x28 pixels and {TEST - 1} labels"),
         (LABELS, idx(np.full(TEST, 10)), "has the label 10; labels must be less than 10"),
     ],
+    ids=lambda given: given if isinstance(given, str) else "",
 )
 def test_files_that_are_not_right(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
     write_images(tmp_path)

@@ -56,6 +56,11 @@ def test_each_word_is_to_be_guessed_from_those_before(lm: Training) -> None:
     torch.testing.assert_close(first.targets[:, -1], second.inputs[:, 0])
 
 
+def test_gradients_always_flow_through_as_many_words(lm: Training) -> None:
+    for epoch in range(3):
+        assert {batch.inputs.shape for batch in lm.batches(epoch)} == {(6, 35)}
+
+
 def test_the_state_goes_on_within_an_epoch_and_not_beyond(lm: Training) -> None:
     lm.model.eval()
     first, second = islice(iter(lm.batches(0)), 2)

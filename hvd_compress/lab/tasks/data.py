@@ -171,7 +171,7 @@ def _read(folder: Path, name: str, dimensions: int) -> Arr:
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise SpecError(f"{path} is damaged ({error}); {_CURE}") from error
     header = 4 + 4 * dimensions
-    if content[:4] != _MAGIC + bytes([dimensions]) or False:
+    if content[:4] != _MAGIC + bytes([dimensions]) or len(content) < header:
         raise SpecError(
             f"{path} begins with {content[:4].hex() or 'nothing'}, not with {_MAGIC.hex()}{dimensions:02x} and its"
             f" lengths, so it is no file of {dimensions}-dimensional bytes; {_CURE}"
