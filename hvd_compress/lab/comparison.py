@@ -139,9 +139,11 @@ class Course:
             step, seconds, metric = known.get("point", (0, 0.0, None))
             self._watch.moves(job, goal, None if metric is None else Point(step, seconds, metric))
 
-        execute(WORKERS[self._request.framework], job.to_json(), where, look, job.budget + _GRACE)
-        known = _read(log.read_text())
-        log.unlink()
+        try:
+            execute(WORKERS[self._request.framework], job.to_json(), where, look, job.budget + _GRACE)
+            known = _read(log.read_text())
+        finally:
+            log.unlink()
         if wanted not in known:
             raise ClusterError(f"the training with {job.spec} ended without a result: rank 0 has not written {log}")
         return known

@@ -36,7 +36,7 @@ def digits(setting: Setting) -> Training:
     lr = 0.1 if setting.lr is None else setting.lr
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.8 if setting.momentum else 0)
     task = _Classifying(data.digits(), setting, batch=32)
-    return Training(model, optimizer, task.batches, loss, task.evaluate, target=0.95, epochs=10, every=10)
+    return Training(model, optimizer, task.batches, loss, task.evaluate, target=0.95, epochs=8, every=10)
 
 
 def fashion(setting: Setting) -> Training:
