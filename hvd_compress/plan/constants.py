@@ -24,16 +24,18 @@ class Constants(NamedTuple):
         serial: The link and the host work at the same time, but for this share of what the faster of them takes.
         hop: Seconds of a core for each message of a collective, however small: waking up threads.
         cycle: Seconds that a collective waits for Horovod to look at what is ready.
+        skew: How much later than the mean the slowest rank is in a step, as a share of computing.
         backward: The share of computing that is the backward pass.
         overlap: The share of the backward pass in which communication gets on.
     """
 
     efficiency: float = 0.944
-    byte: float = 2.5e-9
-    half: float = 20e-9
-    serial: float = 0.3
+    byte: float = 1e-9
+    half: float = 30e-9
+    serial: float = 0.4
     hop: float = 100e-6
     cycle: float = 1e-3
+    skew: float = 0.1
     backward: float = 2 / 3
     overlap: float = 0.5
 
@@ -48,7 +50,7 @@ BACKENDS = {
 TREES = ("nccl",)
 """Those that send small messages along trees; in Gloo, all go round a ring."""
 
-SHARES = ("efficiency", "serial", "backward", "overlap")
+SHARES = ("efficiency", "serial", "skew", "backward", "overlap")
 """Constants that are at most 1."""
 
 

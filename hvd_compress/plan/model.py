@@ -14,9 +14,6 @@ from hvd_compress.spec import parse
 BASELINE = "fp16"
 """What methods are judged against: Horovod's own compression."""
 
-FUSED = 2
-"""Messages in which Horovod sends what it reduces itself: what is ready first, and all that comes meanwhile."""
-
 _FLOAT = 4
 """Bytes."""
 
@@ -82,6 +79,7 @@ class Prediction(NamedTuple):
         compute: Of the step alone.
         encode: Compressing.
         decode: Decompressing, and writing the means over the gradients.
+        skew: Waiting for the rank that is slowest in this step.
         link: What the bytes take at the link's bandwidth.
         host: What they take on the host: sending, receiving and adding up.
         rounds: What the collectives take however few bytes they have: latency, and agreeing on what is ready.
@@ -94,6 +92,7 @@ class Prediction(NamedTuple):
     compute: float
     encode: float
     decode: float
+    skew: float
     link: float
     host: float
     rounds: float
@@ -104,7 +103,7 @@ class Prediction(NamedTuple):
     @property
     def step(self) -> float:
         """All of it."""
-        return self.compute + self.encode + self.decode + self.exchange - self.hidden
+        return self.compute + self.encode + self.decode + self.skew + self.exchange - self.hidden
 
 
 def predict(spec: str, setup: Setup, rates: Rates, constants: Constants) -> Prediction:
@@ -120,11 +119,13 @@ def predict(spec: str, setup: Setup, rates: Rates, constants: Constants) -> Pred
     wire = sum(one.parameters * one.message.wire(setup.ranks, setup.ranks_per_host) for one in sending)
     link = 8 * wire / (setup.rate * constants.efficiency)
     host = sum(_work(one, setup.ranks, constants) for one in sending) * (_slow_if_it_spins(slow) if linear else slow)
-    rounds = sum(one.times * _round(one.message.kind, setup, constants, slow) for one in sending)
+    rounds = sum(_round(one.message.kind, setup, constants, slow) for one in sending if one.waits)
     exchange = max(link, host) + constants.serial * min(link, host) + rounds
     window = constants.overlap * constants.backward * setup.compute / slow
     hidden = min(exchange, window) * (1 if linear else 1 - 1 / setup.merge)
-    return Prediction(spec, setup.compute, slow * encode, slow * decode, link, host, rounds, exchange, hidden, wire)
+    skew = constants.skew * setup.compute if setup.ranks > 1 else 0.0
+    coding = slow * encode, slow * decode
+    return Prediction(spec, setup.compute, *coding, skew, link, host, rounds, exchange, hidden, wire)
 
 
 class _Sent(NamedTuple):
@@ -133,22 +134,23 @@ class _Sent(NamedTuple):
     Attributes:
         message: What it is.
         parameters: For how many of the model's.
-        times: How often it is there.
+        waits: Whether others wait for its end. The same of several buckets are under way together, and so are the
+            vectors, so that a method has as many rounds as a single bucket.
     """
 
     message: Message
     parameters: float
-    times: int
+    waits: bool = True
 
 
 def _sending(spec: str, setup: Setup) -> list[_Sent]:
     """All collectives: those of the method, and one for the vectors, which it leaves uncompressed."""
     asked = sent(spec, max(2, setup.ranks), matrix_side(setup.params, setup.side))
     if parse(spec).linear:
-        return [_Sent(message, setup.params, FUSED) for message in asked]
+        return [_Sent(message, setup.params) for message in asked]
     vectors = setup.vectors * setup.params
-    found = [_Sent(message, setup.params - vectors, setup.merge) for message in asked]
-    return [*found, _Sent(Message("AllReduce", _FLOAT, 0.0), vectors, 1)] if vectors else found
+    found = [_Sent(message, setup.params - vectors) for message in asked]
+    return [*found, _Sent(Message("AllReduce", _FLOAT, 0.0), vectors, waits=False)] if vectors else found
 
 
 def _coding(spec: str, first: _Sent, ranks: int, rates: Rates) -> tuple[float, float]:
@@ -184,7 +186,7 @@ def _round(kind: str, setup: Setup, constants: Constants, slow: float) -> float:
     messages = _hops("AllReduce", setup) + _hops(kind, setup)  # agreeing on what is ready is an allreduce of bits
     hosts = math.ceil(setup.ranks / setup.ranks_per_host)
     apart = hosts / setup.ranks if hosts > 1 else 0.0  # of the hops of a ring, those from one host to the next
-    return constants.cycle + messages * (constants.hop * slow + setup.latency * apart)
+    return slow * (constants.cycle + messages * constants.hop) + messages * setup.latency * apart
 
 
 def _hops(kind: str, setup: Setup) -> int:

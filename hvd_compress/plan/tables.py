@@ -31,7 +31,7 @@ def predictions(found: Sequence[Prediction], setup: Setup) -> Table:
     ]
     title = (
         f"Predicted: {write_count(setup.params)} parameters, {setup.ranks:,} ranks, {write_rate(setup.rate)},"
-        f" {write_time(setup.compute)} of computing"
+        f" {write_time(setup.compute)} of computing ({write_time(base.compute + base.skew)} of the slowest rank)"
     )
     return drawn(title, heads, rows)
 

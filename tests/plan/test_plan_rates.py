@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 from typer.testing import CliRunner
+from worlds import leaves
 
-from hvd_compress import LocalWorld
 from hvd_compress.bench.single.command import bench
+from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import State
 from hvd_compress.errors import SpecError
+from hvd_compress.local import lockstep
 from hvd_compress.methods import REGISTRY
 from hvd_compress.plan import timing
 from hvd_compress.plan.rates import RANKS, Rate, Rates, measure, read
 from hvd_compress.plan.timing import time_method
-from hvd_compress.state import residual_of
+from hvd_compress.spec import parse
 
 SIZE = 1000
 
@@ -83,8 +85,9 @@ def test_any_method_is_timed(name: str) -> None:
     assert timed.encode > 0 and timed.decode > 0 and timed.copy > 0
 
 
-def test_a_method_takes_its_states_from_step_to_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All ranks: the residuals that `topk` keeps are those of `LocalWorld` after as many steps."""
+@pytest.mark.parametrize("spec", ["topk", "powersgd", "loco", "qsgd:twoway=on"])
+def test_all_ranks_do_what_they_do_in_training(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they keep from step to step is the same as when all go in lockstep."""
     kept: list[list[State]] = []
     step = timing._step
 
@@ -94,13 +97,17 @@ def test_a_method_takes_its_states_from_step_to_step(monkeypatch: pytest.MonkeyP
         return done
 
     monkeypatch.setattr(timing, "_step", watched)
-    time_method("topk", 64**2, 64, 3, 2)
-    world, rng = LocalWorld("topk", size=3), np.random.default_rng(0)
-    grads = [rng.standard_normal((64, 64), dtype=np.float32) for _ in range(3)]
-    for states in kept:
-        world.step(grads)
-        for rank, state in enumerate(states):
-            np.testing.assert_array_equal(residual_of(state).reshape(64, 64), world.residual(rank)[""])
+    time_method(spec, 64**2, 64, 3, 2)
+    method, bucket, ops = parse(spec).core, Bucket("b0", ((64, 64),), "float32"), timing._ops()
+    rng = np.random.default_rng(0)
+    grads = [rng.standard_normal(64**2, dtype=np.float32) for _ in range(3)]
+    states = [method.init(ops, bucket, 3) for _ in grads]
+    assert len(kept) == 3
+    for found in kept:
+        states = [end.state for end in lockstep(ops, method, bucket, [x.copy() for x in grads], states)]
+        for state, own in zip(states, found, strict=True):
+            for path, leaf in leaves(state).items():
+                np.testing.assert_array_equal(leaves(own)[path], leaf)
 
 
 def test_one_number_of_ranks_is_not_enough(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ RUNNER = CliRunner(env={"COLUMNS": "120", "NO_COLOR": "1"})
 
 KNOWN = Rates(1e-10, {spec: Rate(1e-9, 1e-9, 1e-11) for spec in METHODS if not parse(spec).linear})
 
-TRUE = Constants(byte=6e-9, half=4e-8, serial=0.6, hop=2.5e-4, overlap=0.8)
+TRUE = Constants(byte=6e-9, half=5e-8, serial=0.6, hop=2.5e-4, cycle=3e-3, skew=0.2)
 
 
 def jobs(constants: Constants, *hosts: int) -> list[Measured]:

@@ -11,7 +11,7 @@ from hvd_compress.plan.constants import BACKENDS, Constants
 from hvd_compress.plan.curves import BANDWIDTHS, RANKS, Curve, crossing, falls_below, over_bandwidths, over_ranks
 from hvd_compress.plan.model import Prediction, Setup, predict
 from hvd_compress.plan.rates import Rates
-from hvd_compress.plan.words import PAYS, outlook, verdict
+from hvd_compress.plan.words import PAYS, outlook, over_horovods, verdict
 
 FAST = JOB._replace(ranks=4, rate=1e11)
 """A network on which fp16 waits for little."""
@@ -22,13 +22,19 @@ GATHERING_IS_QUICKER = QUICK._replace(methods={**QUICK.methods, **{s: rates(2e-8
 """As it is with few ranks."""
 
 
+def step(spec: str, seconds: float) -> Prediction:
+    """A step of which all but 100 ms is the exchange."""
+    zeros = dict.fromkeys(("encode", "decode", "skew", "link", "host", "rounds", "hidden", "wire"), 0.0)
+    return Prediction(spec, compute=0.1, exchange=seconds - 0.1, **zeros)
+
+
 def predicted(setup: Setup, known: Rates) -> list[Prediction]:
     return [predict(spec, setup, known, CONSTANTS) for spec in SPECS]
 
 
 def test_nothing_pays_on_a_fast_network_with_slow_compression() -> None:
-    said = verdict(predicted(FAST, SLOW))
-    assert said.startswith("Nothing pays here; take fp16")
+    assert verdict(predicted(FAST, SLOW)).startswith("Nothing pays here; take none")
+    assert verdict(predicted(FAST._replace(rate=1e9), SLOW)).startswith("Nothing pays here; take fp16")
 
 
 def test_compression_pays_on_a_slow_network() -> None:
@@ -37,7 +43,22 @@ def test_compression_pays_on_a_slow_network() -> None:
     assert best.spec in (*GATHERED, *REDUCED)
     assert verdict(slow).startswith(f"Take {best.spec}: a step takes ")
     base = next(one for one in slow if one.spec == "fp16")
-    assert f"{base.step / best.step:.2g} times as fast" in verdict(slow)
+    assert f"{base.step / best.step:.2g} times as fast as with fp16; with fp16, a step of" in verdict(slow)
+
+
+def test_methods_are_judged_by_the_better_of_horovods_own() -> None:
+    """Where float16 is summed in software, that is none: then a gain over fp16 is not enough."""
+    assert verdict([step("none", 0.5), step("fp16", 1), step(TOPK, 0.49)]).startswith(
+        "Nothing pays here; take none: with none, a step of 500 ms spends 400 ms on the exchange"
+    )
+    assert verdict([step("none", 0.5), step("fp16", 1), step(TOPK, 0.25)]) == (
+        f"Take {TOPK}: a step takes 250 ms, 2 times as fast as with none and 4 times as fast as with fp16; with none, a"
+        " step of 500 ms spends 400 ms on the exchange."
+    )
+    curves = [
+        Curve(spec, (1, 2), gains, False) for spec, gains in (("fp16", (1, 1)), ("none", (0.5, 2)), ("a", (3, 3)))
+    ]
+    assert over_horovods("a", curves).gains == [3, 1.5]
 
 
 def test_topk_is_taken_where_it_is_best() -> None:
@@ -48,19 +69,11 @@ def test_topk_is_taken_where_it_is_best() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "begins"),
-    [
-        (0.96, "Nothing pays"),
-        (0.94, f"{TOPK} may pay"),
-        (0.84, f"{TOPK} may pay"),
-        (0.83, f"Take {TOPK}"),
-        (2, "Nothing"),
-    ],
+    ("seconds", "begins"),
+    [(0.96, "Nothing"), (0.94, f"{TOPK} may pay"), (0.84, f"{TOPK} may pay"), (0.83, f"Take {TOPK}"), (2, "Nothing")],
 )
-def test_small_gains_are_no_gains(step: float, begins: str) -> None:
-    zeros = dict.fromkeys(("encode", "decode", "link", "host", "rounds", "hidden", "wire"), 0.0)
-    fp16 = Prediction("fp16", compute=0.5, exchange=0.5, **zeros)
-    assert verdict([fp16, fp16._replace(spec=TOPK, exchange=step - 0.5)]).startswith(begins)
+def test_small_gains_are_no_gains(seconds: float, begins: str) -> None:
+    assert verdict([step("fp16", 1.0), step(TOPK, seconds)]).startswith(begins)
 
 
 def test_without_methods() -> None:
@@ -106,6 +119,8 @@ def test_no_crossing_without_both_kinds() -> None:
     ahead = [Curve("a", (2, 4), (3, 3), False), Curve("b", (2, 4), (2, 1), True)]
     assert crossing(ahead) is None, "it was never behind"
     assert crossing([ahead[0]._replace(gains=(1, 3)), ahead[1]]) == (4, "b", "a")
+    later = Curve("c", (2, 4), (1.5, 2), True)
+    assert crossing([ahead[0]._replace(gains=(1, 3)), ahead[1], later]) == (4, "b", "a"), "b was ahead, not c"
     assert crossing([ahead[0]._replace(gains=(3, 0.5)), ahead[1]]) is None, "it does not last"
 
 
