@@ -134,7 +134,12 @@ def setup_of(job: Measured) -> Setup:
 
 
 def compare(jobs: Sequence[Measured], rates: Rates, constants: Constants) -> list[Cell]:
-    """Predict what was measured."""
+    """Predict what was measured.
+
+    A step alone does not depend on the link, so that it is known best from all jobs with as many hosts: their median.
+    """
+    alone = {n: median(job.compute for job in jobs if job.hosts == n) for n in {job.hosts for job in jobs}}
+    jobs = [job._replace(compute=alone[job.hosts]) for job in jobs]
     return [
         Cell(job.hosts, job.link, spec, seconds, predict(spec, setup_of(job), rates, constants).step)
         for job in jobs

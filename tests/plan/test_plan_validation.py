@@ -24,7 +24,7 @@ RUNNER = CliRunner(env={"COLUMNS": "120", "NO_COLOR": "1"})
 
 KNOWN = Rates(1e-10, {spec: Rate(1e-9, 1e-9, 1e-11) for spec in METHODS if not parse(spec).linear})
 
-TRUE = Constants(byte=6e-9, half=5e-8, serial=0.6, hop=2.5e-4, cycle=3e-3, skew=0.2)
+TRUE = Constants(byte=6e-9, half=5e-8, serial=0.6, cycle=3e-3, skew=0.2)
 
 
 def jobs(constants: Constants, *hosts: int) -> list[Measured]:
@@ -51,6 +51,15 @@ def test_jobs_are_what_was_run() -> None:
     assert setup.vectors == pytest.approx((8 * 1024 + 10) / 8_407_050)
 
 
+def test_a_step_alone_is_known_from_all_jobs_with_as_many_hosts() -> None:
+    found = [job._replace(compute=job.compute * by) for job, by in zip(jobs(TRUE, 2, 4), (1, 1.2, 0.7, 1), strict=True)]
+    assert {(cell.hosts, round(cell.error, 2)) for cell in compare(found, KNOWN, TRUE) if cell.spec == "qsgd"} == {
+        (cell.hosts, round(cell.error, 2))
+        for cell in compare([job._replace(compute={2: 0.11, 4: 0.17}[job.hosts]) for job in found], KNOWN, TRUE)
+        if cell.spec == "qsgd"
+    }
+
+
 def test_constants_are_found_from_measurements() -> None:
     """From 2 and 8 hosts, for 4: each of them as far as the steps tell, and so the steps."""
     found = fit(jobs(TRUE, 2, 8), KNOWN, Constants())
@@ -58,7 +67,7 @@ def test_constants_are_found_from_measurements() -> None:
     before, after = (score(compare(jobs(TRUE, 4), KNOWN, constants)) for constants in (Constants(), found))
     assert after.median < 0.02 < before.median
     assert abs(after.worst.error) < 0.05
-    for name in ("byte", "half", "hop"):
+    for name in ("byte", "half", "skew"):
         assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.2)
 
 
