@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from tensorflow import keras
 
 from hvd_compress.lab.tasks import data
-from hvd_compress.lab.tasks.data import SIDE, Arr, Images
+from hvd_compress.lab.tasks.classifying import Classifying
+from hvd_compress.lab.tasks.data import SIDE, Arr
 from hvd_compress.lab.tasks.options import FashionOptions, NoOptions, read, share_of
 from hvd_compress.lab.training import Setting, Training
 
 Tensor = Any
 Batch = tuple[Tensor, Tensor]
-
-_CHUNK = 100
-"""Images that are evaluated at once."""
 
 
 def digits(setting: Setting) -> Training:
@@ -62,30 +58,18 @@ def fashion(setting: Setting) -> Training:
     return Training(model, optimizer, task.batches, loss, task.evaluate, target=0.85, epochs=2, every=10)
 
 
-class _Classifying:
-    """The data of a rank."""
+class _Classifying(Classifying):
+    """With tensors of TensorFlow."""
 
-    def __init__(self, images: Images, setting: Setting, batch: int, test: int | None = None) -> None:
-        data.check_count(len(images.train), batch, setting)
-        self._images, self._setting, self._batch = images, setting, batch
-        self._test, self._test_labels = images.test_share(setting, test)
+    def tensor(self, array: Arr) -> Tensor:
+        return tf.constant(array)
 
-    def batches(self, epoch: int) -> Iterator[Batch]:
-        """Of this rank."""
-        train, labels = self._images.train, self._images.train_labels
-        for chosen in data.deal(len(train), self._batch, self._setting, epoch):
-            yield self._inputs(train[chosen]), tf.constant(labels[chosen])
+    def inputs(self, pixels: Arr) -> Tensor:
+        return self.tensor(pixels[..., None])
 
-    def evaluate(self, model: Any) -> float:
-        """The fraction that is right."""
-        right = 0
-        for begin in range(0, len(self._test), _CHUNK):
-            outputs = model(self._inputs(self._test[begin : begin + _CHUNK]), training=False).numpy()
-            right += int((np.argmax(outputs, 1) == self._test_labels[begin : begin + _CHUNK]).sum())
-        return right / len(self._test)
-
-    def _inputs(self, pixels: Arr) -> Tensor:
-        return tf.constant(self._images.scaled(pixels)[..., None])
+    def logits(self, model: Any, inputs: Tensor) -> Arr:
+        found: Arr = model(inputs, training=False).numpy()
+        return found
 
 
 def loss(model: Any, batch: Batch) -> Tensor:

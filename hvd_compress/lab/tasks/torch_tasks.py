@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from hvd_compress.lab.tasks import data
-from hvd_compress.lab.tasks.data import Arr, Images
+from hvd_compress.lab.tasks.classifying import Classifying
+from hvd_compress.lab.tasks.data import Arr
 from hvd_compress.lab.tasks.options import FashionOptions, NoOptions, read, share_of
 from hvd_compress.lab.training import Setting, Training
 
 Batch = tuple[Tensor, Tensor]
-
-_CHUNK = 100
-"""Images that are evaluated at once."""
 
 
 def digits(setting: Setting) -> Training:
@@ -60,30 +56,18 @@ def fashion(setting: Setting) -> Training:
     return Training(model, optimizer, task.batches, loss, task.evaluate, target=0.85, epochs=2, every=10)
 
 
-class _Classifying:
-    """The data of a rank."""
+class _Classifying(Classifying):
+    """With tensors of PyTorch."""
 
-    def __init__(self, images: Images, setting: Setting, batch: int, test: int | None = None) -> None:
-        data.check_count(len(images.train), batch, setting)
-        self._images, self._setting, self._batch = images, setting, batch
-        self._test, self._test_labels = images.test_share(setting, test)
+    def tensor(self, array: Arr) -> Tensor:
+        return torch.from_numpy(array)
 
-    def batches(self, epoch: int) -> Iterator[Batch]:
-        """Of this rank."""
-        train, labels = self._images.train, self._images.train_labels
-        for chosen in data.deal(len(train), self._batch, self._setting, epoch):
-            yield self._inputs(train[chosen]), torch.from_numpy(labels[chosen])
+    def inputs(self, pixels: Arr) -> Tensor:
+        return self.tensor(pixels[:, None])
 
-    def evaluate(self, model: nn.Module) -> float:
-        """The fraction that is right."""
-        right = 0
-        for begin in range(0, len(self._test), _CHUNK):
-            outputs: Tensor = model(self._inputs(self._test[begin : begin + _CHUNK]))
-            right += int((outputs.argmax(1).numpy() == self._test_labels[begin : begin + _CHUNK]).sum())
-        return right / len(self._test)
-
-    def _inputs(self, pixels: Arr) -> Tensor:
-        return torch.from_numpy(self._images.scaled(pixels)[:, None])
+    def logits(self, model: nn.Module, inputs: Tensor) -> Arr:
+        found: Arr = model(inputs).numpy()
+        return found
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
