@@ -153,9 +153,16 @@ def text_of(drawn: Any, width: int = 160) -> str:
 def test_the_table_of_steps() -> None:
     text = text_of(table.steps_table(RESULTS, "Steps"))
     line = next(line for line in text.splitlines() if line.startswith("topk"))
-    assert " ".join(line.split()) == "topk:ratio=0.01 241 230 250 9.37x 537 kB 1.2 MB 96.0 2.51 10.5 20.2 3.1"
+    assert " ".join(line.split()) == "topk:ratio=0.01 241 230 250 0.08 9.37x 537 kB 1.2 MB 96.0 2.51 10.5 20.2 3.1"
     assert "Over" not in text, "nothing to compare with, so no column"
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_what_merging_gains() -> None:
+    merged = [Result(ALONE, 20), Result("topk merge=layer", 80), Result("topk merge=2", 40)]
+    rows = [" ".join(line.split()) for line in text_of(table.steps_table(merged, "Steps")).splitlines()[-3:]]
+    assert rows[1:] == ["topk merge=layer 80.0 0.0 0.0 0.25 -", "topk merge=2 40.0 0.0 0.0 0.50 2.00x"]
+    assert as_json(merged)[2]["over_layers"] == 2
 
 
 def test_the_table_of_exchanges_and_memory() -> None:

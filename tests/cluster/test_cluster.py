@@ -213,11 +213,11 @@ def test_a_second_ctrl_c_does_not_stop_the_cleaning(monkeypatch: pytest.MonkeyPa
 @for_real
 def test_what_a_killed_run_has_left_is_removed_by_the_next(cluster: Cluster) -> None:
     parent, name = start()
+    running = network.run("ip", "netns", "pids", network.host(name, 2)).split()
+    assert running
     parent.kill()
     parent.communicate()
     assert len(remains(name)) == 5
-    running = network.run("ip", "netns", "pids", network.host(name, 2)).split()
-    assert running
     with Cluster(1):
         assert remains(name) == []
         for number in running:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import mean, median
 from typing import Any, NamedTuple
 
-from hvd_compress.bench.speed.task import Entry, Part, Task
+from hvd_compress.bench.speed.task import ALONE, Entry, Part, Task
 
 Reports = Sequence[Sequence[Part]]
 
@@ -135,6 +135,19 @@ def speedup(found: Sequence[Result], result: Result) -> float | None:
     return base.ms / result.ms if base and result.ms else None
 
 
+def over_layers(found: Sequence[Result], result: Result) -> float | None:
+    """How many times faster than layer by layer."""
+    method, merged, _ = result.label.partition(" merge=")
+    base = named(found, f"{method} merge=layer") if merged else None
+    return base.ms / result.ms if base and base != result else None
+
+
+def scaling(found: Sequence[Result], result: Result) -> float | None:
+    """The scaling factor: how much of the speed of a rank alone is left."""
+    alone = named(found, ALONE)
+    return alone.ms / result.ms if alone and alone != result and result.ms else None
+
+
 def overhead(found: Sequence[Result], result: Result) -> float | None:
     """How many milliseconds more than without compression in the same run."""
     base = named(found, *DENSE)
@@ -145,6 +158,11 @@ def as_json(found: Sequence[Result]) -> list[dict[str, Any]]:
     """Ready for JSON, with what is derived."""
     return [
         result._asdict()
-        | {"beyond_floor": result.beyond, "speedup": speedup(found, result), "overhead_ms": overhead(found, result)}
+        | {
+            "beyond_floor": result.beyond,
+            "speedup": speedup(found, result),
+            "over_layers": over_layers(found, result),
+            "overhead_ms": overhead(found, result),
+        }
         for result in found
     ]

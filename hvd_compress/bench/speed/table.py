@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from hvd_compress.bench.bars import Bar
-from hvd_compress.bench.speed.results import Result, named, overhead, speedup
+from hvd_compress.bench.speed.results import Result, over_layers, overhead, scaling, speedup
 from hvd_compress.bench.speed.task import ALONE
 
 _NONE = "-"
@@ -46,7 +46,8 @@ def drawn(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Ta
 def steps_table(found: Sequence[Result], title: str) -> Table:
     """Whole steps."""
     heads = (
-        "Method", "Step\nms", "Quartiles\nms", "Faster\nthan fp16", "Over\nnone ms", "To\nHorovod", "At the\ndevice",
+        "Method", "Step\nms", "Quartiles\nms", "Scaling\nfactor", "Faster\nthan fp16", "Faster\nthan layer",
+        "Over\nnone ms", "To\nHorovod", "At the\ndevice",
         "Floor\nms", "x floor", "Encode\nms", "Wait\nms", "Decode\nms",
     )  # fmt: skip
     rows = [
@@ -54,7 +55,9 @@ def steps_table(found: Sequence[Result], title: str) -> Table:
             one.label,
             number(one.ms),
             _quartiles(one),
+            number(scaling(found, one), 2),
             _times(speedup(found, one) if one.label != ALONE else None),
+            _times(over_layers(found, one)),
             number(overhead(found, one) if one.label != ALONE else None),
             size(one.payload),
             size(one.device if one.label != ALONE else None),
@@ -88,13 +91,6 @@ def exchange_table(found: Sequence[Result], title: str) -> Table:
         for one in found[1:]
     ]
     return drawn(title, heads, rows)
-
-
-def over_layers(found: Sequence[Result], result: Result) -> float | None:
-    """How many times faster than layer by layer."""
-    method, merged, _ = result.label.partition(" merge=")
-    base = named(found, f"{method} merge=layer") if merged else None
-    return base.ms / result.ms if base and base != result else None
 
 
 def memory_table(found: Sequence[Result], title: str, gradient_bytes: int) -> Table:
