@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvd_compress.lab.results import Comparison, write_whole
-from hvd_compress.report import sections
+from hvd_compress.report import sections, tables
 from hvd_compress.report.captions import PICTURES
 from hvd_compress.report.sheet import CSS
 
@@ -22,7 +22,7 @@ _DPI = 150
 
 
 def write(comparison: Comparison, folder: Path) -> None:
-    """Write ``report.html`` and its pictures into a folder, which is made if there is none.
+    """Write ``report.html``, its pictures and its main table as Markdown into a folder, which is made if there is none.
 
     Raises:
         MissingPackageError: If matplotlib is not installed.
@@ -35,6 +35,7 @@ def write(comparison: Comparison, folder: Path) -> None:
         write_whole(folder / f"{picture.name}.png", _image(made, "png"))
         drawn[picture.name] = _image(made, "svg")
     write_whole(folder / "report.html", html(comparison, drawn))
+    write_whole(folder / "table.md", "\n".join([*tables.markdown(comparison), ""]))
 
 
 def html(comparison: Comparison, drawn: Mapping[str, bytes]) -> str:

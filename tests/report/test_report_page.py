@@ -101,7 +101,7 @@ def test_the_page_needs_nothing_else(name: str, tmp_path: Path) -> None:
             assert all(link.startswith("#") for link in re.findall(r'href="([^"]*)"', svg))
     assert sum(tag == "img" for tag, _ in found.tags) == len(PICTURES)
     files = {path.name for path in (tmp_path / "report").iterdir()}
-    assert files == {"report.html"} | {f"{picture.name}.png" for picture in PICTURES}
+    assert files == {"report.html", "table.md"} | {f"{picture.name}.png" for picture in PICTURES}
     assert {"metric-time", "metric-steps", "time-to-target", "step", "bytes"} == {picture.name for picture in PICTURES}
     for picture in PICTURES:
         assert (tmp_path / "report" / f"{picture.name}.png").read_bytes().startswith(b"\x89PNG\r\n")
@@ -167,7 +167,7 @@ def test_a_page_without_any_training() -> None:
 
 def test_pictures_are_left_out_where_nothing_was_trained(tmp_path: Path) -> None:
     page.write(examples.comparison(examples.METHODS[1:3])._replace(outcomes=[], vnmse={}), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert {path.name for path in tmp_path.iterdir()} == {"report.html", "table.md"}
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 160])
