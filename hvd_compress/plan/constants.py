@@ -21,21 +21,21 @@ class Constants(NamedTuple):
         byte: Seconds of a core for each byte that a rank sends: through the socket, out of it on the other side, and
             adding it up. 0 for networks that do it by themselves.
         half: Seconds of a core for each float16 that is summed; Gloo does that in software. 0 on GPUs.
-        serial: The link and the host work at the same time, but for this share of what the faster of them takes.
         hop: Seconds of a core for each message of a collective, however small: waking up threads.
-        cycle: Seconds that a collective waits for Horovod to look at what is ready.
-        skew: How much later than the mean the slowest rank is in a step, as a share of computing.
+        cycle: Seconds of each round of a method, besides its messages: until Horovod has seen what is ready, and the
+            rank that is last has come.
+        coding: How many times longer compressing and decompressing take in training than alone: caches hold something
+            else, and each tensor has calls of its own.
         backward: The share of computing that is the backward pass.
         overlap: The share of the backward pass in which communication gets on.
     """
 
     efficiency: float = 0.944
-    byte: float = 1e-9
-    half: float = 30e-9
-    serial: float = 0.4
+    byte: float = 0.55e-9
+    half: float = 27e-9
     hop: float = 100e-6
-    cycle: float = 1e-3
-    skew: float = 0.1
+    cycle: float = 11e-3
+    coding: float = 2.3
     backward: float = 2 / 3
     overlap: float = 0.5
 
@@ -43,14 +43,14 @@ class Constants(NamedTuple):
 BACKENDS = {
     "gloo": Constants(),
     # The network's adapters and GPUs do the work, and there is a float16 in hardware. Assumed, not measured.
-    "nccl": Constants(byte=0.0, half=0.0, hop=10e-6),
+    "nccl": Constants(byte=0.0, half=0.0, hop=10e-6, cycle=2e-3),
 }
 """What Horovod communicates by."""
 
 TREES = ("nccl",)
 """Those that send small messages along trees; in Gloo, all go round a ring."""
 
-SHARES = ("efficiency", "serial", "skew", "backward", "overlap")
+SHARES = ("efficiency", "backward", "overlap")
 """Constants that are at most 1."""
 
 

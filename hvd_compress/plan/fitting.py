@@ -10,7 +10,7 @@ from hvd_compress.plan.constants import SHARES, Constants
 from hvd_compress.plan.rates import Rates
 from hvd_compress.plan.validation import Measured, compare
 
-FREE = ("byte", "half", "serial", "cycle", "skew")
+FREE = ("byte", "half", "cycle", "coding")
 """What is fitted. The others are known better from elsewhere, or do not show where cores are shared."""
 
 _FACTORS = (3.0, 1.7, 1.3, 1.1, 1.03)

@@ -79,11 +79,10 @@ class Prediction(NamedTuple):
         compute: Of the step alone.
         encode: Compressing.
         decode: Decompressing, and writing the means over the gradients.
-        skew: Waiting for the rank that is slowest in this step.
         link: What the bytes take at the link's bandwidth.
         host: What they take on the host: sending, receiving and adding up.
         rounds: What the collectives take however few bytes they have: latency, and agreeing on what is ready.
-        exchange: The last three together, of which the first two overlap.
+        exchange: The last three together.
         hidden: How much of it goes on during the backward pass.
         wire: Bytes through the network device of a host.
     """
@@ -92,7 +91,6 @@ class Prediction(NamedTuple):
     compute: float
     encode: float
     decode: float
-    skew: float
     link: float
     host: float
     rounds: float
@@ -103,7 +101,7 @@ class Prediction(NamedTuple):
     @property
     def step(self) -> float:
         """All of it."""
-        return self.compute + self.encode + self.decode + self.skew + self.exchange - self.hidden
+        return self.compute + self.encode + self.decode + self.exchange - self.hidden
 
 
 def predict(spec: str, setup: Setup, rates: Rates, constants: Constants) -> Prediction:
@@ -120,12 +118,11 @@ def predict(spec: str, setup: Setup, rates: Rates, constants: Constants) -> Pred
     link = 8 * wire / (setup.rate * constants.efficiency)
     host = sum(_work(one, setup.ranks, constants) for one in sending) * (_slow_if_it_spins(slow) if linear else slow)
     rounds = sum(_round(one.message.kind, setup, constants, slow) for one in sending if one.waits)
-    exchange = max(link, host) + constants.serial * min(link, host) + rounds
+    exchange = link + host + rounds
     window = constants.overlap * constants.backward * setup.compute / slow
     hidden = min(exchange, window) * (1 if linear else 1 - 1 / setup.merge)
-    skew = constants.skew * setup.compute if setup.ranks > 1 else 0.0
-    coding = slow * encode, slow * decode
-    return Prediction(spec, setup.compute, *coding, skew, link, host, rounds, exchange, hidden, wire)
+    coding = slow * (1.0 if linear else constants.coding)
+    return Prediction(spec, setup.compute, coding * encode, coding * decode, link, host, rounds, exchange, hidden, wire)
 
 
 class _Sent(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rich.table import Table
@@ -10,6 +11,8 @@ from hvd_compress.bench.speed.table import drawn, number, size
 from hvd_compress.plan.model import BASELINE, Prediction, Setup
 from hvd_compress.plan.quantities import write_count, write_rate, write_time
 from hvd_compress.plan.validation import GOOD, Cell, Score
+
+_NUMBER, _LINE = re.compile(r"^\d+"), r"\g<0>\n"
 
 
 def predictions(found: Sequence[Prediction], setup: Setup) -> Table:
@@ -31,7 +34,7 @@ def predictions(found: Sequence[Prediction], setup: Setup) -> Table:
     ]
     title = (
         f"Predicted: {write_count(setup.params)} parameters, {setup.ranks:,} ranks, {write_rate(setup.rate)},"
-        f" {write_time(setup.compute)} of computing ({write_time(base.compute + base.skew)} of the slowest rank)"
+        f" {write_time(setup.compute)} of computing"
     )
     return drawn(title, heads, rows)
 
@@ -44,16 +47,18 @@ def errors(cells: Sequence[Cell]) -> Table:
     """How much too long the predictions are: methods from top to bottom, jobs from left to right."""
     rows = [(spec, *(f"{100 * cell.error:+.0f}%" for cell in of)) for spec, of in _by_spec(cells).items()]
     first = next(iter(_by_spec(cells).values()))
-    heads = ("Method", *(f"{cell.hosts} hosts\n{cell.link}" for cell in first))
+    heads = ("Method", *(f"{cell.hosts}\nhosts\n{_NUMBER.sub(_LINE, cell.link)}" for cell in first))
     return drawn("Predicted less measured, as a share of what was measured", heads, rows)
 
 
 def markdown(cells: Sequence[Cell]) -> str:
-    """The same for a page, with what was measured and predicted, in milliseconds."""
-    lines = ["| hosts | link | method | measured | predicted | error |", "| ---: | ---: | --- | ---: | ---: | ---: |"]
+    """The same for a page, with what was measured and predicted: milliseconds, and bytes at the network device."""
+    heads = ["hosts", "link", "method", "measured", "predicted", "error", "bytes measured", "predicted"]
+    lines = [f"| {' | '.join(heads)} |", "| ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |"]
     for cell in cells:
         times = " | ".join(f"{1000 * value:,.0f} ms" for value in (cell.measured, cell.predicted))
-        lines.append(f"| {cell.hosts} | {cell.link} | `{cell.spec}` | {times} | {100 * cell.error:+.0f}% |")
+        sizes = f"{size(cell.traffic)} | {size(cell.wire)}"
+        lines.append(f"| {cell.hosts} | {cell.link} | `{cell.spec}` | {times} | {100 * cell.error:+.0f}% | {sizes} |")
     return "\n".join(lines) + "\n"
 
 

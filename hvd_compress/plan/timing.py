@@ -6,6 +6,7 @@ results of a step are dropped before the next, and rank 0, which is timed, comes
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -76,7 +77,7 @@ def time_method(spec: str, size: int, side: int, ranks: int, turns: int) -> Time
 def _step(ops: Ops, method: Method, bucket: Bucket, grads: Sequence[Floats], states: Sequence[State]) -> _Step:
     size = len(grads)
     running = [
-        take_branches(lower(method.exchange(ops, bucket, x.copy(), state, world), ops, world))
+        take_branches(lower(method.exchange(ops, bucket, ops.constant(x.copy()), state, world), ops, world))
         for x, state, world in zip(grads, states, (World(rank, size) for rank in range(size)), strict=True)
     ]
     replies: list[Any] = [None] * size
@@ -87,18 +88,26 @@ def _step(ops: Ops, method: Method, bucket: Bucket, grads: Sequence[Floats], sta
         for rank in reversed(range(size)):
             begin = time.perf_counter()
             try:
-                messages.insert(0, running[rank].send(replies.pop()))
+                message = running[rank].send(replies.pop())
+                messages.insert(0, message._replace(array=np.asarray(message.array)))
             except StopIteration as end:
                 after.insert(0, end.value.state)
             if rank == 0:
                 taken.append(time.perf_counter() - begin)
         if after:
             return _Step(sum(taken[:-1]), taken[-1], after)
-        replies = perform(messages, size)
+        replies = [ops.constant(reply) for reply in perform(messages, size)]
 
 
 def _ops() -> Ops:
+    """Those of PyTorch, with one thread, as a rank on a processor has; of numpy where it is not installed."""
     compiled()  # says what is missing
-    from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
+    try:
+        importlib.import_module("torch").set_num_threads(1)
+    except ImportError:
+        from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
 
-    return NumpyCompiledOps()
+        return NumpyCompiledOps()
+    from hvd_compress.ops.torch_devices import torch_ops
+
+    return torch_ops("cpu")

@@ -41,6 +41,7 @@ class Measured(NamedTuple):
         cores: Of the machine, which all hosts share.
         compute: Seconds of a step alone, measured in the same job.
         steps: Seconds of a step with each method, by its spec.
+        traffic: Bytes at the network device of the busiest host in each step, by the same.
     """
 
     hosts: int
@@ -48,6 +49,7 @@ class Measured(NamedTuple):
     cores: int
     compute: float
     steps: Mapping[str, float]
+    traffic: Mapping[str, float]
 
 
 class Campaign(NamedTuple):
@@ -88,13 +90,25 @@ class Campaign(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One method in one job; times in seconds."""
+    """One method in one job.
+
+    Attributes:
+        hosts: Of a rank each.
+        link: What each can send and receive.
+        spec: Of the method.
+        measured: Seconds of a step.
+        predicted: Those that the model says.
+        traffic: Bytes at the network device in each step.
+        wire: Those that the model says.
+    """
 
     hosts: int
     link: str
     spec: str
     measured: float
     predicted: float
+    traffic: float = 0.0
+    wire: float = 0.0
 
     @property
     def error(self) -> float:
@@ -111,9 +125,10 @@ def measure_job(hosts: int, link: str, steps: int) -> Measured:
     compared = entries([spec for spec in METHODS if not parse(spec).linear], [MERGE], against_horovod=True)
     task = Task("steps", MODEL, compared, steps, 1, 0, "")
     found = results(task, run(task, "torch", Where(hosts, link, 0, "gloo"), lambda done: None), None)
-    seconds = {entry.spec: result.ms / 1000 for entry, result in zip(compared, found, strict=True)}
-    alone = seconds.pop("")
-    return Measured(hosts, link, Machine.here().cores, alone, seconds)
+    alone, *others = found
+    seconds = {entry.spec: result.ms / 1000 for entry, result in zip(compared[1:], others, strict=True)}
+    traffic = {entry.spec: result.device or 0.0 for entry, result in zip(compared[1:], others, strict=True)}
+    return Measured(hosts, link, Machine.here().cores, alone.ms / 1000, seconds, traffic)
 
 
 def setup_of(job: Measured) -> Setup:
@@ -140,11 +155,12 @@ def compare(jobs: Sequence[Measured], rates: Rates, constants: Constants) -> lis
     """
     alone = {n: median(job.compute for job in jobs if job.hosts == n) for n in {job.hosts for job in jobs}}
     jobs = [job._replace(compute=alone[job.hosts]) for job in jobs]
-    return [
-        Cell(job.hosts, job.link, spec, seconds, predict(spec, setup_of(job), rates, constants).step)
-        for job in jobs
-        for spec, seconds in job.steps.items()
-    ]
+    cells = []
+    for job in jobs:
+        for spec, seconds in job.steps.items():
+            found = predict(spec, setup_of(job), rates, constants)
+            cells.append(Cell(job.hosts, job.link, spec, seconds, found.step, job.traffic[spec], found.wire))
+    return cells
 
 
 class Score(NamedTuple):

@@ -17,7 +17,7 @@ SIDE = 256
 
 JOB = Setup(params=8_000_000, ranks=8, rate=1e9, compute=0.1, side=SIDE)
 
-FREE = Constants(efficiency=1.0, byte=0.0, half=0.0, serial=0.0, hop=0.0, cycle=0.0, skew=0.0, overlap=0.0)
+FREE = Constants(efficiency=1.0, byte=0.0, half=0.0, hop=0.0, cycle=0.0, coding=1.0, overlap=0.0)
 """Horovod costs nothing, and hides nothing."""
 
 

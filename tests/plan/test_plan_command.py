@@ -31,7 +31,7 @@ def test_a_plan_with_rates_of_this_machine(tmp_path: Path) -> None:
     assert list(found["rates"]["methods"]) == specs[2:]
     assert (found["setup"]["params"], found["setup"]["rate"]) == (2_000_000, 1e8)
     for one in found["predictions"]:
-        parts = [one[part] for part in ("compute", "encode", "decode", "skew", "exchange")]
+        parts = [one[part] for part in ("compute", "encode", "decode", "exchange")]
         assert one["step"] == pytest.approx(sum(parts) - one["hidden"])
     int8 = next(curve for curve in found["over_ranks"] if curve["spec"] == "int8")
     assert int8["gains"][-1] is None, "it ends at 127 ranks"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from hvd_compress.errors import SpecError
@@ -24,7 +26,7 @@ RUNNER = CliRunner(env={"COLUMNS": "120", "NO_COLOR": "1"})
 
 KNOWN = Rates(1e-10, {spec: Rate(1e-9, 1e-9, 1e-11) for spec in METHODS if not parse(spec).linear})
 
-TRUE = Constants(byte=6e-9, half=5e-8, serial=0.6, cycle=3e-3, skew=0.2)
+TRUE = Constants(byte=6e-9, half=5e-8, cycle=3e-3, coding=1.5)
 
 
 def jobs(constants: Constants, *hosts: int) -> list[Measured]:
@@ -32,16 +34,17 @@ def jobs(constants: Constants, *hosts: int) -> list[Measured]:
     found = []
     for n in hosts:
         for link in ("100mbit", "1gbit"):
-            job = Measured(n, link, 2, 0.05 * n, {})
-            steps = {spec: predict(spec, setup_of(job), KNOWN, constants).step for spec in METHODS}
-            found.append(job._replace(steps=steps))
+            job = Measured(n, link, 2, 0.05 * n, {}, {})
+            made = {spec: predict(spec, setup_of(job), KNOWN, constants) for spec in METHODS}
+            steps, traffic = ({s: getattr(one, name) for s, one in made.items()} for name in ("step", "wire"))
+            found.append(job._replace(steps=steps, traffic=traffic))
     return found
 
 
 def test_a_true_model_has_no_errors() -> None:
     cells = compare(jobs(TRUE, 2, 4), KNOWN, TRUE)
     assert len(cells) == 2 * 2 * len(METHODS)
-    assert all(cell.error == 0 for cell in cells)
+    assert all(cell.error == 0 and cell.traffic == cell.wire > 0 for cell in cells)
     assert score(cells)[:3] == (28, 1.0, 0.0)
 
 
@@ -67,13 +70,14 @@ def test_constants_are_found_from_measurements() -> None:
     before, after = (score(compare(jobs(TRUE, 4), KNOWN, constants)) for constants in (Constants(), found))
     assert after.median < 0.02 < before.median
     assert abs(after.worst.error) < 0.05
-    for name in ("byte", "half", "skew"):
+    for name in ("byte", "half", "coding"):
         assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.2)
 
 
 def test_scores() -> None:
     cells = [
-        Cell(2, "1gbit", spec, 1.0, predicted) for spec, predicted in zip("abcd", (1.2, 0.5, 1.1, 0.9), strict=True)
+        Cell(2, "1gbit", spec, 1.0, predicted, 2e6, 1e6)
+        for spec, predicted in zip("abcd", (1.2, 0.5, 1.1, 0.9), strict=True)
     ]
     found = score(cells)
     assert (found.cells, found.good, found.worst.spec) == (4, 0.75, "b")
@@ -83,7 +87,17 @@ def test_scores() -> None:
         "75% of 4 predictions are within 20% of what was measured; the median error is 15%, the largest -50% (b, 2"
         " hosts, 1gbit)."
     )
-    assert "| 2 | 1gbit | `a` | 1,000 ms | 1,200 ms | +20% |" in tables.markdown(cells)
+    assert "| 2 | 1gbit | `a` | 1,000 ms | 1,200 ms | +20% | 2 MB | 1 MB |" in tables.markdown(cells)
+
+
+def test_the_table_fits_into_80_columns() -> None:
+    links = ("100mbit", "300mbit", "1gbit")
+    cells = [Cell(n, link, spec, 1.0, 0.5) for n in (2, 4, 8) for link in links for spec in METHODS]
+    file = io.StringIO()
+    Console(file=file, width=80).print(tables.errors(cells))
+    rows = [line.split() for line in file.getvalue().splitlines()]
+    assert all([spec, *["-50%"] * 9] in rows for spec in METHODS)
+    assert ["100", "300", "1"] * 3 in rows
 
 
 def test_measurements_travel_as_files(tmp_path: Path) -> None:
@@ -127,7 +141,8 @@ def test_a_job_on_hosts(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     (job,) = json.loads(path.read_text())["jobs"]
     assert (job["hosts"], job["link"]) == (2, "1gbit")
-    assert set(job["steps"]) == set(METHODS)
+    assert set(job["steps"]) == set(job["traffic"]) == set(METHODS)
+    assert job["traffic"]["none"] == pytest.approx(4 * 8_407_050, rel=0.1)  # of 2 ranks: 2 (2 - 1) / 2 of the gradients
     assert 0 < job["compute"] < min(job["steps"].values()) * 10
     assert job["steps"]["none"] > 4 * 8_407_050 * 8 / 1e9 / 2, "a part of its bytes may travel during the backward pass"
     assert "7 predictions are within 20%" in " ".join(result.output.split())

@@ -24,7 +24,7 @@ GATHERING_IS_QUICKER = QUICK._replace(methods={**QUICK.methods, **{s: rates(2e-8
 
 def step(spec: str, seconds: float) -> Prediction:
     """A step of which all but 100 ms is the exchange."""
-    zeros = dict.fromkeys(("encode", "decode", "skew", "link", "host", "rounds", "hidden", "wire"), 0.0)
+    zeros = dict.fromkeys(("encode", "decode", "link", "host", "rounds", "hidden", "wire"), 0.0)
     return Prediction(spec, compute=0.1, exchange=seconds - 0.1, **zeros)
 
 
