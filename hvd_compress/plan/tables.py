@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rich.table import Table
-
-from hvd_compress.bench.speed.table import drawn, number, size
+from hvd_compress.bench.speed.table import Grid, number, size
 from hvd_compress.plan.model import BASELINE, Prediction, Setup
 from hvd_compress.plan.quantities import write_count, write_rate, write_time
 from hvd_compress.plan.validation import GOOD, Cell, Score
@@ -15,7 +13,7 @@ from hvd_compress.plan.validation import GOOD, Cell, Score
 _NUMBER, _LINE = re.compile(r"^\d+"), r"\g<0>\n"
 
 
-def predictions(found: Sequence[Prediction], setup: Setup) -> Table:
+def predictions(found: Sequence[Prediction], setup: Setup) -> Grid:
     """What the step of each method is made of, in milliseconds."""
     base = next(one for one in found if one.spec == BASELINE)
     heads = (
@@ -36,19 +34,19 @@ def predictions(found: Sequence[Prediction], setup: Setup) -> Table:
         f"Predicted: {write_count(setup.params)} parameters, {setup.ranks:,} ranks, {write_rate(setup.rate)},"
         f" {write_time(setup.compute)} of computing"
     )
-    return drawn(title, heads, rows)
+    return Grid(title, heads, rows)
 
 
 def _ms(*seconds: float) -> list[str]:
     return [number(1000 * value) for value in seconds]
 
 
-def errors(cells: Sequence[Cell]) -> Table:
+def errors(cells: Sequence[Cell]) -> Grid:
     """How much too long the predictions are: methods from top to bottom, jobs from left to right."""
     rows = [(spec, *(f"{100 * cell.error:+.0f}%" for cell in of)) for spec, of in _by_spec(cells).items()]
     first = next(iter(_by_spec(cells).values()))
     heads = ("Method", *(f"{cell.hosts}\nhosts\n{_NUMBER.sub(_LINE, cell.link)}" for cell in first))
-    return drawn("Predicted less measured, as a share of what was measured", heads, rows)
+    return Grid("Predicted less measured, as a share of what was measured", heads, rows)
 
 
 def markdown(cells: Sequence[Cell]) -> str:

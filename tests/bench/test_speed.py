@@ -155,7 +155,13 @@ def test_the_table_of_steps() -> None:
     line = next(line for line in text.splitlines() if line.startswith("topk"))
     assert " ".join(line.split()) == "topk:ratio=0.01 241 230 250 0.08 9.37x 537 kB 1.2 MB 96.0 2.51 10.5 20.2 3.1"
     assert "Over" not in text, "nothing to compare with, so no column"
-    assert max(map(len, text.splitlines())) <= 120
+    assert max(map(len, text.splitlines())) <= 120 and " more" not in text
+
+
+def test_a_narrow_terminal_gets_whole_columns() -> None:
+    lines = text_of(table.steps_table(RESULTS, "Steps"), 60).splitlines()
+    assert lines[-2].split() == ["topk:ratio=0.01", "241", "230", "250", "0.08", "9.37x"]
+    assert lines[-1] == "7 more in a terminal with 112 columns, or by --json."
 
 
 def test_what_merging_gains() -> None:

@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from hvd_compress.bench.bars import Bar, draw
 from hvd_compress.bench.commands import refusals
@@ -20,7 +19,7 @@ from hvd_compress.bench.single import graph as graph_
 from hvd_compress.bench.single import kernels as kernels_
 from hvd_compress.bench.single import methods as methods_
 from hvd_compress.bench.speed.command import ToJson, ToPlot, bench
-from hvd_compress.bench.speed.table import drawn, number
+from hvd_compress.bench.speed.table import Grid, number
 
 __all__ = ["bench"]
 
@@ -48,7 +47,7 @@ def kernels(size: Size = 25_000_000, turns: Turns = 7, as_json: ToJson = None, p
         ]  # whose bar would leave no room for others
         bars = [Bar(line.name, line.ratio, f"{number(line.ratio, 2)}x  {number(line.ms)} ms") for line in ours]
         settings = {"size": size, "turns": turns}
-        _show(drawn(title, heads, rows), title, settings, [line._asdict() for line in lines], bars, as_json, plot)
+        _show(Grid(title, heads, rows), title, settings, [line._asdict() for line in lines], bars, as_json, plot)
 
 
 @bench.command()
@@ -64,7 +63,7 @@ def graph(size: Size = 25_000_000, turns: Turns = 5, as_json: ToJson = None, plo
             for line in lines
             for way in ways
         ]
-        table = drawn(title, ("Primitive", "Kernel", "XLA", "Plain"), rows)
+        table = Grid(title, ("Primitive", "Kernel", "XLA", "Plain"), rows)
         settings = {"size": size, "turns": turns}
         _show(table, title, settings, [line._asdict() for line in lines], bars, as_json, plot)
 
@@ -97,7 +96,7 @@ def methods(
             for line in lines
         ]
         settings = {"size": size, "ranks": ranks, "turns": turns}
-        _show(drawn(title, heads, rows), title, settings, [line._asdict() for line in lines], bars, as_json, plot)
+        _show(Grid(title, heads, rows), title, settings, [line._asdict() for line in lines], bars, as_json, plot)
 
 
 def _visibly(total: int, run: Callable[[Callable[[str], None]], list[L]]) -> list[L]:
@@ -116,7 +115,7 @@ def _visibly(total: int, run: Callable[[Callable[[str], None]], list[L]]) -> lis
 
 
 def _show(
-    table: Table,
+    table: Grid,
     title: str,
     settings: dict[str, int],
     results: Sequence[dict[str, Any]],

@@ -13,7 +13,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from hvd_compress.bench.bars import draw
 from hvd_compress.bench.commands import refusals
@@ -193,7 +192,7 @@ def _visibly(task: Task, framework: str, where: Where) -> list[list[Part]]:
 
 
 def _show(
-    tables: Sequence[Table], found: Sequence[Result], task: Task, outputs: Outputs, where: Where, title: str
+    tables: Sequence[table.Grid], found: Sequence[Result], task: Task, outputs: Outputs, where: Where, title: str
 ) -> None:
     machine, console = Machine.here(), Console()
     if outputs.json:

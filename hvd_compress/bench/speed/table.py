@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from typing import Literal, NamedTuple
 
 from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
+from rich.text import Text
 
 from hvd_compress.bench.bars import Bar
 from hvd_compress.bench.speed.results import Result, over_layers, overhead, scaling, speedup
@@ -32,18 +36,46 @@ def size(value: float | None) -> str:
     return f"{value:.3g} GB"
 
 
-def drawn(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """A table whose first column is the name; columns in which there is nothing are left out."""
-    used = [0, *(c for c in range(1, len(heads)) if any(row[c] != _NONE for row in rows))]
-    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left")
-    for column in used:
-        table.add_column(heads[column], justify="right" if column else "left", overflow="fold", no_wrap=bool(column))
-    for row in rows:
-        table.add_row(*(row[column] for column in used))
-    return table
+class Grid(NamedTuple):
+    """A table whose first column is the name, with as many of the others, from the left, as there is room for.
+
+    Columns in which there is nothing are left out.
+
+    Attributes:
+        title: Above it.
+        heads: Of all columns.
+        rows: Their cells.
+    """
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table, and how many columns there was no room for."""
+        used = [0, *(c for c in range(1, len(self.heads)) if any(row[c] != _NONE for row in self.rows))]
+        ends = list(accumulate((self._width(column) + 2 for column in used), initial=-1))[1:]
+        room = sum(end <= options.max_width for end in ends)
+        yield self._table(used[: max(room, 1)])
+        if 0 < room < len(used):
+            yield Text(f"{len(used) - room} more in a terminal with {ends[-1]} columns, or by --json.", style="dim")
+
+    def _width(self, column: int) -> int:
+        return max(len(line) for row in (self.heads, *self.rows) for line in row[column].split("\n"))
+
+    def _table(self, columns: Sequence[int]) -> Table:
+        table = Table(
+            title=self.title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left"
+        )
+        for column in columns:
+            side: Literal["left", "right"] = "right" if column else "left"
+            table.add_column(self.heads[column], justify=side, overflow="fold", no_wrap=bool(column))
+        for row in self.rows:
+            table.add_row(*(row[column] for column in columns))
+        return table
 
 
-def steps_table(found: Sequence[Result], title: str) -> Table:
+def steps_table(found: Sequence[Result], title: str) -> Grid:
     """Whole steps."""
     heads = (
         "Method", "Step\nms", "Quartiles\nms", "Scaling\nfactor", "Faster\nthan fp16", "Faster\nthan layer",
@@ -67,10 +99,10 @@ def steps_table(found: Sequence[Result], title: str) -> Table:
         )
         for one in found
     ]
-    return drawn(title, heads, rows)
+    return Grid(title, heads, rows)
 
 
-def exchange_table(found: Sequence[Result], title: str) -> Table:
+def exchange_table(found: Sequence[Result], title: str) -> Grid:
     """Bare exchanges."""
     heads = (
         "Method", "Exchange\nms", "Quartiles\nms", "Faster\nthan layer", "Faster\nthan fp16", "To\nHorovod",
@@ -90,24 +122,24 @@ def exchange_table(found: Sequence[Result], title: str) -> Table:
         )
         for one in found[1:]
     ]
-    return drawn(title, heads, rows)
+    return Grid(title, heads, rows)
 
 
-def memory_table(found: Sequence[Result], title: str, gradient_bytes: int) -> Table:
+def memory_table(found: Sequence[Result], title: str, gradient_bytes: int) -> Grid:
     """Peak memory."""
     heads = ("Method", "Beyond parameters\nand gradients", "x gradients")
     rows = [(one.label, size(one.memory), number((one.memory or 0) / gradient_bytes, 2)) for one in found]
-    return drawn(title, heads, rows)
+    return Grid(title, heads, rows)
 
 
-def profile_table(result: Result) -> Table:
+def profile_table(result: Result) -> Grid:
     """Where the time of an entry goes."""
     heads = ("Function", "Calls", "Own ms", "With callees ms")
     rows = [
         (row["function"], number(row["calls"]), number(1000 * row["own"], 2), number(1000 * row["with_callees"], 2))
         for row in result.profile
     ]
-    return drawn(f"{result.label}: of rank 0, each step, under the profiler", heads, rows)
+    return Grid(f"{result.label}: of rank 0, each step, under the profiler", heads, rows)
 
 
 def bars(found: Sequence[Result]) -> list[Bar]:
