@@ -10,8 +10,6 @@ from hvd_compress.plan.model import BASELINE, Prediction, Setup
 from hvd_compress.plan.quantities import write_count, write_rate, write_time
 from hvd_compress.plan.validation import GOOD, Cell, Score
 
-_NUMBER, _LINE = re.compile(r"^\d+"), r"\g<0>\n"
-
 
 def predictions(found: Sequence[Prediction], setup: Setup) -> Grid:
     """What the step of each method is made of, in milliseconds."""
@@ -45,7 +43,8 @@ def errors(cells: Sequence[Cell]) -> Grid:
     """How much too long the predictions are: methods from top to bottom, jobs from left to right."""
     rows = [(spec, *(f"{100 * cell.error:+.0f}%" for cell in of)) for spec, of in _by_spec(cells).items()]
     first = next(iter(_by_spec(cells).values()))
-    heads = ("Method", *(f"{cell.hosts}\nhosts\n{_NUMBER.sub(_LINE, cell.link)}" for cell in first))
+    links = [re.sub(r"(?<=\d)(?=[a-z])", "\n", cell.link) for cell in first]
+    heads = ("Method", *(f"{cell.hosts}\nhosts\n{link}" for cell, link in zip(first, links, strict=True)))
     return Grid("Predicted less measured, as a share of what was measured", heads, rows)
 
 

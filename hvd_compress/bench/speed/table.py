@@ -54,6 +54,7 @@ class Grid(NamedTuple):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The table, and how many columns there was no room for."""
         used = [0, *(c for c in range(1, len(self.heads)) if any(row[c] != _NONE for row in self.rows))]
+        # Two spaces come after each column but the last, which has one.
         ends = list(accumulate((self._width(column) + 2 for column in used), initial=-1))[1:]
         room = sum(end <= options.max_width for end in ends)
         yield self._table(used[: max(room, 1)])
