@@ -50,12 +50,13 @@ def test_a_plan_with_rates_from_files_is_always_the_same(tmp_path: Path) -> None
         facts = {"settings": {"size": 1_000_000, "ranks": ranks}, "results": lines}
         paths.append(tmp_path / f"{ranks}.json")
         paths[-1].write_text(json.dumps(facts))
-    options = ("--methods", "qsgd", "--rates", str(paths[0]), "--rates", str(paths[1]), "--vectors", "0")
+    files = ("--rates", str(paths[0]), "--rates", str(paths[1]))
+    options = ("--methods", "qsgd", *files, "--vectors", "0", "--constant", "coding=1.5")
     result = run(*JOB, *options, "--json", str(tmp_path / "plan.json"))
     assert result.exit_code == 0, result.output
     qsgd = json.loads((tmp_path / "plan.json").read_text())["predictions"][-1]
-    assert qsgd["encode"] == pytest.approx(2 * 0.004)
-    assert qsgd["decode"] == pytest.approx(2 * (0.001 + 4 * 0.001 + 0.002))
+    assert qsgd["encode"] == pytest.approx(1.5 * 2 * 0.004)
+    assert qsgd["decode"] == pytest.approx(1.5 * 2 * (0.001 + 4 * 0.001 + 0.002))
     again = run(*JOB, *options)
     assert again.output == result.output
 
