@@ -167,7 +167,7 @@ def test_interrupted_and_resumed_it_ends_as_if_it_had_not_been(tmp_path: Path, k
     assert repeatable(read(folder)) == repeatable(read(tmp_path / "whole"))
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 90) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "nothing has come of it"
