@@ -16,7 +16,7 @@ from hvd_compress.bench import bars
 from hvd_compress.bench.bars import Bar
 from hvd_compress.bench.machine import Machine
 from hvd_compress.bench.speed import command, table
-from hvd_compress.bench.speed.results import Result, as_json, overhead, results, speedup
+from hvd_compress.bench.speed.results import Result, as_json, over_layers, overhead, results, speedup
 from hvd_compress.bench.speed.shapes import SHAPES, count
 from hvd_compress.bench.speed.task import ALONE, SEARCH_STEPS, Entry, Part, Task, entries, read_report
 from hvd_compress.errors import SpecError
@@ -116,8 +116,8 @@ def test_of_exchanges_the_pass_alone_is_taken_off() -> None:
     rank = [Part(0, [0.002]), Part(1, [0.302]), Part(2, [0.102])]
     found = results(task_of("exchange", layer, merged), [rank, rank], None)
     assert [one.ms for one in found[1:]] == pytest.approx([300, 100])
-    assert table.over_layers(found, found[2]) == pytest.approx(3)
-    assert table.over_layers(found, found[1]) is None
+    assert over_layers(found, found[2]) == pytest.approx(3)
+    assert over_layers(found, found[1]) is None
     assert found[2].floor is None or found[2].beyond is None
 
 
