@@ -125,9 +125,10 @@ def measure_job(hosts: int, link: str, steps: int) -> Measured:
     compared = entries([spec for spec in METHODS if not parse(spec).linear], [MERGE], against_horovod=True)
     task = Task("steps", MODEL, compared, steps, 1, 0, "")
     found = results(task, run(task, "torch", Where(hosts, link, 0, "gloo"), lambda done: None), None)
-    alone, *others = found
-    seconds = {entry.spec: result.ms / 1000 for entry, result in zip(compared[1:], others, strict=True)}
-    traffic = {entry.spec: result.device or 0.0 for entry, result in zip(compared[1:], others, strict=True)}
+    by_spec = {entry.spec: result for entry, result in zip(compared, found, strict=True)}
+    alone = by_spec.pop("")
+    seconds = {spec: result.ms / 1000 for spec, result in by_spec.items()}
+    traffic = {spec: result.device or 0.0 for spec, result in by_spec.items()}
     return Measured(hosts, link, Machine.here().cores, alone.ms / 1000, seconds, traffic)
 
 
@@ -154,11 +155,11 @@ def compare(jobs: Sequence[Measured], rates: Rates, constants: Constants) -> lis
     A step alone does not depend on the link, so that it is known best from all jobs with as many hosts: their median.
     """
     alone = {n: median(job.compute for job in jobs if job.hosts == n) for n in {job.hosts for job in jobs}}
-    jobs = [job._replace(compute=alone[job.hosts]) for job in jobs]
     cells = []
     for job in jobs:
+        setup = setup_of(job._replace(compute=alone[job.hosts]))
         for spec, seconds in job.steps.items():
-            found = predict(spec, setup_of(job), rates, constants)
+            found = predict(spec, setup, rates, constants)
             cells.append(Cell(job.hosts, job.link, spec, seconds, found.step, job.traffic[spec], found.wire))
     return cells
 
