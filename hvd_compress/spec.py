@@ -81,6 +81,8 @@ def parse(spec: str) -> Method:
         key, equals, value = (part.strip() for part in item.partition("="))
         if not (key and equals and value):
             raise SpecError(f"cannot read {item!r} in the spec {spec!r}: write name:key=value,key=value")
+        if key == "merge":
+            raise SpecError(f"merge is not part of a spec such as {spec!r}: write Compression.parse(spec, merge=...)")
         if key in params:
             raise SpecError(f"{key} stands twice in the spec {spec!r}")
         params[key] = value
