@@ -1,0 +1,104 @@
+"""Each example runs under horovodrun, learns, and tells what compression did."""
+
+from __future__ import annotations
+
+import re
+import stat
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lab.files import write_images, write_text
+from launching import horovodrun, run
+from PIL import Image
+
+
+def example(name: str) -> str:
+    """The path of an example's program."""
+    return str(Path(__file__).resolve().parents[2] / "examples" / name)
+
+
+def figures(output: str, name: str) -> list[float]:
+    """All values of ``name=`` that were printed."""
+    return [float(value) for value in re.findall(rf"\b{name}=([0-9.]+)", output)]
+
+
+def images(folder: Path) -> Path:
+    """Two classes that a model can tell apart at a glance: light ones and dark ones."""
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 16), ("val", 8)):
+        for name, light in (("dark", 40), ("light", 200)):
+            (folder / part / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = rng.integers(light - 40, light + 40, (48, 56, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / part / name / f"{number}.png")
+    return folder
+
+
+@pytest.mark.parametrize("framework", ["pytorch", "keras"])
+def test_digits(framework: str) -> None:
+    """The demo runs the same with more methods; here for 3 epochs."""
+    found = horovodrun(
+        2, "gloo", example(f"{framework}/digits.py"), "--epochs", "3", "--compression", "topk:ratio=0.05"
+    )
+    assert figures(found.stdout, "accuracy")[-1] > 0.8
+    assert figures(found.stdout, "ratio")[-1] > 10
+
+
+def test_resnet50_goes_on_where_it_ended(tmp_path: Path) -> None:
+    """Bit for bit: a job that was interrupted gets the weights that it would have got."""
+    program = [example("pytorch/imagenet_resnet50.py"), str(images(tmp_path / "images")), "--size=32", "--batch=4"]
+    program += ["--workers=0", "--lr-warm-up=1", "--amp=bf16", "--compression=powersgd:rank=4"]
+
+    def weights(job: str, *epochs: str) -> dict[str, torch.Tensor]:
+        """After jobs that end after some epochs."""
+        for epoch in epochs:
+            found = horovodrun(2, "gloo", *program, "--checkpoints", str(tmp_path / job), "--epochs", epoch)
+            assert figures(found.stdout, "epoch")[-1] == float(epoch)
+        model: dict[str, torch.Tensor] = torch.load(tmp_path / job / "epoch-0002" / "model.pt")["model"]
+        return {name: tensor for name, tensor in model.items() if "running" not in name}
+
+    interrupted, whole = weights("interrupted", "1", "2"), weights("whole", "2")
+    assert all(torch.equal(interrupted[name], whole[name]) for name in whole)
+
+
+def test_language_model(tmp_path: Path) -> None:
+    """A model that knows only how frequent words are has a perplexity above 30."""
+    program = [example("pytorch/language_model.py"), str(write_text(tmp_path / "text.txt")), "--vocabulary=60"]
+    settings = ["--hidden=32", "--epochs=2", "--batch=4", "--length=10", "--lr=5"]
+    found = horovodrun(2, "gloo", *program, *settings, "--compression=topk:ratio=0.1,min_size=0")
+    reached = figures(found.stdout, "perplexity")
+    assert reached[1] < reached[0] < 25
+
+
+def test_elastic(tmp_path: Path) -> None:
+    """Whom an elastic job loses and wins is tested elsewhere."""
+    hosts = tmp_path / "hosts.sh"
+    hosts.write_text("#!/bin/sh\necho localhost:2\n")
+    hosts.chmod(hosts.stat().st_mode | stat.S_IXUSR)
+    options = ["--min-np", "2", "--network-interfaces", "lo", "--host-discovery-script", str(hosts)]
+    found = horovodrun(2, "gloo", example("pytorch/elastic.py"), "--epochs", "4", options=options)
+    assert figures(found.stdout, "accuracy")[-1] > 0.8
+
+
+def test_mpi_numpy() -> None:
+    program = [sys.executable, "-m", "mpi4py", example("pytorch/mpi_numpy.py")]
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    found = run(["mpirun", "-n", "2", "--bind-to", "none", *program], 120, allowed)
+    assert found.returncode == 0, found.stdout
+    assert figures(found.stdout, "accuracy")[-1] > 0.9
+
+
+def test_fashion_mnist_in_mixed_precision(tmp_path: Path) -> None:
+    data = write_images(tmp_path, train=1024, test=200)
+    settings = ["--epochs", "3", "--mixed", "--checkpoint", str(tmp_path / "model.keras")]
+    found = horovodrun(2, "gloo", example("keras/fashion_mnist.py"), "--data", data, *settings)
+    assert figures(found.stdout, "accuracy")[-1] > 0.5
+    assert (tmp_path / "model.keras").exists()
+
+
+def test_custom_loop() -> None:
+    found = horovodrun(2, "gloo", example("keras/custom_loop.py"), "--epochs", "3")
+    assert figures(found.stdout, "accuracy")[-1] > 0.8
