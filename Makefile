@@ -3,11 +3,14 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3.11
 PYTHON := $(PYTHON)
 VENV := $(CURDIR)/.venv/bin
 
+# What users import; the framework is in the name.
+API := hvd_compress !hvd_compress.methods hvd_compress.torch hvd_compress.tensorflow hvd_compress.keras hvd_compress.mpi hvd_compress.lab
+
 # horovodrun finds mpirun, and the build its cmake, on PATH.
 export PATH := $(VENV):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak keras3 check clean
+.PHONY: help setup demo test soak keras3 check docs fresh clean
 # Each target uses every core by itself, and a run of several should print one after the other.
 .NOTPARALLEL:
 
@@ -38,6 +41,13 @@ check: setup ## Lint, check the types, and build the wheel and the sdist
 	$(VENV)/ruff format --check
 	$(VENV)/mypy --strict hvd_compress tests examples tools
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && $(VENV)/python -m build --no-isolation --outdir "$$dir"
+
+docs: setup ## Write the pages of the API, from its docstrings, into build/api
+	$(VENV)/python -m pdoc --docformat google --output-directory build/api $(API)
+
+fresh: ## Do demo, test and check in a clean clone with an empty cache, as a stranger would
+	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && git clone --quiet . "$$dir/clone" && \
+	XDG_CACHE_HOME="$$dir/cache" PATH="$${PATH#$(VENV):}" $(MAKE) -C "$$dir/clone" demo test check
 
 clean: ## Remove .venv and what builds leave behind (not the cache with the Horovod wheel)
 	rm -rf .venv .venv.lock .venv.log .venv-keras3*
