@@ -6,6 +6,8 @@ VENV := $(CURDIR)/.venv/bin
 # What users import; the framework is in the name.
 API := hvd_compress !hvd_compress.methods hvd_compress.torch hvd_compress.tensorflow hvd_compress.keras hvd_compress.mpi hvd_compress.lab
 
+PAGES := build/api
+
 # horovodrun finds mpirun, and the build its cmake, on PATH.
 export PATH := $(VENV):$(PATH)
 
@@ -43,7 +45,7 @@ check: setup ## Lint, check the types, and build the wheel and the sdist
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && $(VENV)/python -m build --no-isolation --outdir "$$dir"
 
 docs: setup ## Write the pages of the API, from its docstrings, into build/api
-	$(VENV)/python -m pdoc --docformat google --output-directory build/api $(API)
+	$(VENV)/python -m pdoc --docformat google --no-show-source --output-directory $(PAGES) $(API)
 
 fresh: ## Do demo, test and check in a clean clone with an empty cache, as a stranger would
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && git clone --quiet . "$$dir/clone" && \

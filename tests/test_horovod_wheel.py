@@ -9,7 +9,7 @@ import pytest
 from setup_support import ROOT, checkout_with_pip, empty_checkout, fake_wheel, message
 
 import horovod_wheel
-from setup_shell import KERAS3, Paths
+from setup_shell import CUDA, KERAS3, Paths
 
 
 @pytest.fixture
@@ -71,6 +71,28 @@ class TestKeras3:
         horovod_wheel.patch(paths.root, (horovod_wheel.WITHOUT_XLA,))
         assert (paths.root / name).read_text().split() == ["before", "after"]
         assert new == ""
+
+
+class TestCuda:
+    def test_it_exchanges_by_nccl_without_tensorflow(self, paths: Paths) -> None:
+        recipe = horovod_wheel.recipe(paths._replace(suffix=CUDA))
+        assert recipe.modules == ("horovod.torch",) and "nccl" in recipe.operations.split()
+        assert recipe.options["HOROVOD_GPU_OPERATIONS"] == "NCCL"
+        assert recipe.options["HOROVOD_WITHOUT_TENSORFLOW"] == "1"
+        assert set(horovod_wheel.PATCHES) < set(recipe.patches)
+
+    def test_linkers_find_what_wheels_hide(self, paths: Paths) -> None:
+        other = paths._replace(suffix=CUDA)
+        for name in ("cu13/lib/libcudart.so.13", "nccl/lib/libnccl.so.2"):
+            (other.site / "nvidia" / name).parent.mkdir(parents=True)
+            (other.site / "nvidia" / name).write_text(name)
+        for _ in range(2):
+            variables = horovod_wheel.cuda_variables(other)
+        home = Path(variables["HOROVOD_CUDA_HOME"])
+        assert variables["PATH"].startswith(f"{home / 'bin'}:{other.venv / 'bin'}:")
+        assert (home / "lib64" / "libcudart.so").read_text() == "cu13/lib/libcudart.so.13"
+        assert (Path(variables["HOROVOD_NCCL_HOME"]) / "lib" / "libnccl.so").read_text() == "nccl/lib/libnccl.so.2"
+        assert horovod_wheel.cuda_variables(paths) == {}
 
 
 class TestHorovodSources:

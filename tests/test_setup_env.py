@@ -59,7 +59,8 @@ class TestWhatIsMissing:
 
     def test_no_such_environment(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert setup_env.main("keras4") == 1
-        assert capsys.readouterr().err == "setup: there is no environment 'keras4': give none, for .venv, or keras3\n"
+        said = "setup: there is no environment 'keras4': give none, for .venv, or keras3 or cuda\n"
+        assert capsys.readouterr().err == said
 
     def test_a_broken_system_is_one_line_too(self, paths: Paths, tmp_path: Path) -> None:
         (tmp_path / "caches").write_text("a file where a folder should be")
@@ -199,7 +200,12 @@ class TestSteps:
 
 
 @pytest.mark.parametrize(
-    ("file", "pin"), [("requirements.lock", "torch==2.13.0"), ("requirements-keras3.lock", "tensorflow==2.21.0")]
+    ("file", "pin"),
+    [
+        ("requirements.lock", "torch==2.13.0"),
+        ("requirements-keras3.lock", "tensorflow==2.21.0"),
+        ("requirements-cuda.lock", "nvidia-nccl-cu13==2.29.7"),
+    ],
 )
 def test_the_lock_file_pins_every_distribution(file: str, pin: str) -> None:
     lines = (ROOT / file).read_text().splitlines()

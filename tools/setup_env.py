@@ -1,8 +1,9 @@
 #!/usr/bin/env python3.11
 """Makes `.venv` in this checkout: all that developing, testing and running the demo need.
 
-With the argument `keras3` it makes `.venv-keras3` in the same way, out of `requirements-keras3.lock`: what the tests of
-`hvd_compress.keras` need that run on Keras 3.
+With an argument it makes another environment in the same way: with `keras3`, `.venv-keras3` out of
+`requirements-keras3.lock`, in which the tests of `hvd_compress.keras` run on Keras 3; with `cuda`, `.venv-cuda` out of
+`requirements-cuda.lock`, with PyTorch for GPUs and a Horovod that exchanges by NCCL.
 
 The steps, each of which is skipped while nothing that it depends on has changed:
 
@@ -29,9 +30,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from horovod_wheel import horovod_key, install_horovod, installed, require_tools, shelf
-from setup_shell import KERAS3, PYTHON, Paths, SetupError, digest, locked, pip, require_space, run, say
+from setup_shell import CUDA, KERAS3, PYTHON, Paths, SetupError, digest, locked, pip, require_space, run, say
 
-VENV_GIB = 6
+VENV_GIB = 8
 PATH_HOOK = (
     "import os, sys; b = os.path.join(sys.prefix, 'bin'); p = os.environ.get('PATH', os.defpath); "
     "os.environ['PATH'] = p if p.split(os.pathsep)[0] == b else b + os.pathsep + p\n"
@@ -91,7 +92,7 @@ def remove_half_installed(paths: Paths) -> None:
 def install_requirements(paths: Paths) -> None:
     """Installs the pins; what is there already in the right version stays."""
     remove_half_installed(paths)
-    if not installed(paths, "tensorflow"):
+    if not installed(paths, "numpy"):
         require_space(paths.venv, VENV_GIB)
     say(f"Installing {paths.pins.name} (a few minutes) ...")
     pip(paths, f"Installing {paths.pins.name}", "install", "-r", paths.pins)
@@ -165,9 +166,12 @@ def set_up(paths: Paths) -> None:
 
 def suffix_of(name: str) -> str:
     """The suffix of an environment, by its name on the command line."""
-    if name in ("", KERAS3.strip("-")):
-        return name and KERAS3
-    raise SetupError(f"there is no environment {name!r}: give none, for .venv, or {KERAS3.strip('-')}")
+    suffixes = {suffix.strip("-"): suffix for suffix in ("", KERAS3, CUDA)}
+    if name in suffixes:
+        return suffixes[name]
+    raise SetupError(
+        f"there is no environment {name!r}: give none, for .venv, or {' or '.join(filter(None, suffixes))}"
+    )
 
 
 def main(name: str = "") -> int:

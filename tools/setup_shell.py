@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 PYTHON = (3, 11)
 KERAS3 = "-keras3"
+CUDA = "-cuda"
 # What a calling shell may have set, and what would lead pip or the build elsewhere than to the environment.
 UNWANTED = re.compile(
     r"PYTHON(HOME|PATH)|VIRTUAL_ENV|PIP_(USER|TARGET|PREFIX|ROOT)|MAKE.*|MFLAGS|(HOROVOD|OMPI|OPAL)_.*"

@@ -1,0 +1,53 @@
+"""One rank that runs the documents' blocks of Python, one after another, in a training that uses compression."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from docs.documents import blocks, expecting, starts_a_job
+
+from hvd_compress.torch import Compression
+
+
+def expect(value: object, written: str) -> None:
+    """Fails unless a value is what a document says."""
+    shown = f"{value:.{len(written.partition('.')[2])}f}" if isinstance(value, float) else repr(value)
+    assert shown == written, f"{shown} is not {written}"
+
+
+def main(folder: str) -> None:
+    """Each block sees what those before it in its document have made, and what a training has."""
+    hvd.init()
+    os.chdir(folder)
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))
+    compression = Compression.topk(ratio=0.1, merge=1)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters(), compression=compression
+    )
+    scaler = torch.amp.GradScaler("cpu")
+    names = {"Compression": Compression, "compression": compression, "model": model, "optimizer": optimizer}
+    told: dict[Path, dict[str, object]] = {}
+    for block in blocks("python"):
+        if starts_a_job(block):
+            continue
+        seen = told.setdefault(block.document, {**names, "expect": expect, "hvd": hvd, "np": np, "scaler": scaler})
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 64)).square().mean()
+        if "scaler" not in block.text:
+            loss.backward()
+            optimizer.step()
+        seen["loss"] = loss
+        exec(compile(expecting(block.text), str(block), "exec"), seen)
+        print(f"{block} ran on rank {hvd.rank()}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,93 @@
+"""Every command in the documents runs as it stands there, but on little data and for few steps."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tomllib
+from docs.documents import ROOT, Block, blocks, commands
+from lab.files import write_images, write_text
+
+COMMANDS = sorted({command for command, _ in commands()})
+OURS = re.compile(r"^(?:sudo )?(?:\.venv/bin/)?hvd-compress ")
+MINE = [shlex.split(OURS.sub("", command)) for command in COMMANDS if OURS.match(command)]
+
+SMALL = {
+    ("bench", "exchange"): ["--steps", "1", "--warmup", "1"],
+    ("bench", "methods"): ["--size", "4096"],
+    ("bench", "steps"): ["--steps", "1", "--warmup", "1"],
+    ("compare",): ["--seeds", "1", "--epochs", "1", "--output", "results"],
+    ("plan",): ["--size", "4096", "--turns", "1"],
+    ("plan", "validate"): ["--hosts", "2", "--rate", "1gbit", "--steps", "1", "--size", "4096", "--turns", "1"],
+    ("vnmse",): ["--size", "4096", "--steps", "0"],
+}
+"""What makes a command short: options that are named twice have their last value."""
+
+STAND_INS = {"SPEC...": "topk:ratio=0.01", "FILE": "out.json", "module:function": "mine:build"}
+"""What a reader puts in the place of these words."""
+
+able = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unshare")))
+
+
+def name_of(words: list[str]) -> tuple[str, ...]:
+    """The subcommand."""
+    return tuple(words[: 2 if words[0] == "bench" or words[:2] == ["plan", "validate"] else 1])
+
+
+def hvd_compress(words: list[str], folder: Path) -> None:
+    """Run the command; its output is in the message if it fails."""
+    program = Path(sys.executable).with_name("hvd-compress")
+    found = subprocess.run([program, *words], cwd=folder, capture_output=True, text=True, timeout=600)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("words", [[*name_of(one)] for one in MINE if len(one) == len(name_of(one))], ids=" ".join)
+def test_commands_that_are_only_named_exist(words: list[str], tmp_path: Path) -> None:
+    hvd_compress([*words, "--help"], tmp_path)
+
+
+@pytest.mark.parametrize("words", [one for one in MINE if len(one) > len(name_of(one))], ids=" ".join)
+def test_commands_run(words: list[str], tmp_path: Path) -> None:
+    if "--hosts" in words and not able:
+        pytest.skip("emulated hosts need root, and ip and tc")
+    (tmp_path / "mine.py").write_text(own_task().text)
+    asked = [STAND_INS.get(word, word) for word in words]
+    if "fashion" in asked:
+        asked += ["--data", str(write_images(tmp_path, train=1024, test=200))]
+    if "lm" in asked:
+        asked += ["--data", str(write_text(tmp_path / "text.txt"))]
+    hvd_compress([*asked, *SMALL.get(name_of(words), [])], tmp_path)
+
+
+def own_task() -> Block:
+    """The task of one's own in the document on comparing."""
+    (block,) = (block for block in blocks("python") if "def build(setting: Setting)" in block.text)
+    return block
+
+
+def test_targets_of_make_exist() -> None:
+    targets = set(re.findall(r"^([a-z0-9]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {target for command in COMMANDS if command.startswith("make ") for target in command.split()[1:]} <= targets
+
+
+def test_extras_exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = [match[1] for command in COMMANDS if (match := re.search(r"pip install .*\[(.*)\]", command))]
+    assert {extra for names in named for extra in names.split(",")} <= set(extras)
+
+
+OTHERS = re.compile(r"(?:sudo |\.venv/bin/)?(?:hvd-compress|make|pip install) .*|(?:horovodrun|mpirun) .*|export .*")
+
+
+def test_there_are_no_other_commands_but_programs_of_the_project() -> None:
+    for command in COMMANDS:
+        if not OTHERS.fullmatch(command):
+            program = shlex.split(command)[1]
+            assert command.startswith((".venv/bin/python ", "python ")) and (ROOT / program).exists(), command
