@@ -35,7 +35,10 @@ ATTEMPTS = 3
 
 
 def run(
-    command: Sequence[str | Path], timeout: float, environment: Mapping[str, str] | None = None
+    command: Sequence[str | Path],
+    timeout: float,
+    environment: Mapping[str, str] | None = None,
+    folder: str | Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a launcher with the programs of this Python's environment; again if mpirun itself could not begin.
 
@@ -44,10 +47,11 @@ def run(
     bin_folder = Path(sys.executable).parent
     variables = {**os.environ, **ENVIRONMENT, **(environment or {}), "PATH": f"{bin_folder}:{os.environ['PATH']}"}
     for _ in range(ATTEMPTS):
-        with tempfile.TemporaryDirectory(prefix="run") as folder:
+        with tempfile.TemporaryDirectory(prefix="run") as temporary:
             result = subprocess.run(
                 [str(part) for part in command],
-                env={**variables, "TMPDIR": folder},
+                cwd=folder,
+                env={**variables, "TMPDIR": temporary},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -2,7 +2,7 @@
 
 Run, with a script that prints the hosts there are now, one ``name:slots`` a line::
 
-    horovodrun -np 2 --min-np 1 --max-np 4 --host-discovery-script ./hosts.sh python examples/pytorch/elastic.py
+    horovodrun --gloo -np 2 --min-np 1 --max-np 4 --host-discovery-script ./hosts.sh python examples/pytorch/elastic.py
 
 While there is one host only, Horovod waits for a second before it begins, unless told ``--network-interfaces lo``.
 """

@@ -2,7 +2,7 @@
 
 The folder has ``train`` and ``val``, and these have a folder of images for each class. Run::
 
-    horovodrun -np 8 -H server1:4,server2:4 python examples/pytorch/imagenet_resnet50.py /data/imagenet \
+    horovodrun --gloo -np 8 -H server1:4,server2:4 python examples/pytorch/imagenet_resnet50.py /data/imagenet \
         --compression powersgd:rank=4 --checkpoints /shared/checkpoints
 """
 

@@ -14,6 +14,7 @@ import pytest
 import tomllib
 from docs.documents import ROOT, Block, blocks, commands
 from lab.files import write_images, write_text
+from launching import run
 
 COMMANDS = sorted({command for command, _ in commands()})
 OURS = re.compile(r"^(?:sudo )?(?:\.venv/bin/)?hvd-compress ")
@@ -83,7 +84,35 @@ def test_extras_exist() -> None:
     assert {extra for names in named for extra in names.split(",")} <= set(extras)
 
 
-OTHERS = re.compile(r"(?:sudo |\.venv/bin/)?(?:hvd-compress|make|pip install) .*|(?:horovodrun|mpirun) .*|export .*")
+LAUNCHED = [one for one in COMMANDS if re.match(r"(?:horovodrun|mpirun) .*python ", one)]
+
+ON_THIS_MACHINE = {
+    r"-(np?) \d+": r"-\1 2",
+    r"--(min|max)-np \d+": r"--\1-np 2",
+    r"-H \S+": "-H localhost:2",
+    # While it knows of one host, an elastic job waits for a second one.
+    r"--host-discovery": "--network-interfaces lo --host-discovery",
+}
+"""What makes a job for many machines one for this: patterns, and what stands in their place."""
+
+
+@pytest.mark.parametrize("command", LAUNCHED)
+def test_jobs_run(command: str, tmp_path: Path) -> None:
+    """With two ranks and for one epoch; ``train.py`` is the shortest example."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "train.py").symlink_to(ROOT / "examples" / "pytorch" / "digits.py")
+    (tmp_path / "hosts.sh").write_text("#!/bin/sh\necho localhost:2\n")
+    (tmp_path / "hosts.sh").chmod(0o755)
+    for pattern, here in ON_THIS_MACHINE.items():
+        command = re.sub(pattern, here, command)
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    found = run([*shlex.split(command), "--epochs", "1"], 300, allowed, tmp_path)
+    assert found.returncode == 0 and "accuracy=" in found.stdout, found.stdout
+
+
+OTHERS = re.compile(
+    r"(?:sudo |\.venv/bin/)?(?:hvd-compress|make|pip install) .*|(?:horovodrun|mpirun) .*|docker .*|export .*"
+)
 
 
 def test_there_are_no_other_commands_but_programs_of_the_project() -> None:
@@ -91,3 +120,11 @@ def test_there_are_no_other_commands_but_programs_of_the_project() -> None:
         if not OTHERS.fullmatch(command):
             program = shlex.split(command)[1]
             assert command.startswith((".venv/bin/python ", "python ")) and (ROOT / program).exists(), command
+
+
+def test_commands_for_containers_name_what_is_there() -> None:
+    """They need an engine; images are built by hand."""
+    named = [word for one in COMMANDS if one.startswith("docker ") for word in shlex.split(one) if "/" in word]
+    files = {word.removeprefix("/opt/hvd_compress").lstrip("/") for word in named}
+    assert {"docker/cpu.Dockerfile", "docker/gpu.Dockerfile", "docker/compose.yaml"} < files
+    assert all((ROOT / file).exists() for file in files)
