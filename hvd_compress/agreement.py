@@ -59,7 +59,8 @@ def refuse_momentum(method: Method, of_optimizer: Callable[[], float]) -> None:
     if method.needs_plain_sgd and (momentum := of_optimizer()):
         raise UnsupportedError(
             f"the optimizer has a momentum of {momentum:g}, which does not go with {to_spec(method)}: give"
-            " the optimizer none (SGD with momentum=0), or the method (momentum=0; of signum, beta=0; delay=0)"
+            " the optimizer none (SGD with momentum=0; Adam's is its first beta), or the method (momentum=0; of signum,"
+            " beta=0; delay=0)"
         )
 
 

@@ -29,10 +29,11 @@ class Factory(Generic[C]):
         self._make = make
         self.__doc__ = REGISTRY[name].__doc__
 
-    def __call__(self, *, merge: Merge = DEFAULT_MERGE, **params: Any) -> C:
+    def __call__(self, *values: object, merge: Merge = DEFAULT_MERGE, **params: Any) -> C:
         """Make a compressor.
 
         Args:
+            *values: None: parameters are given by name.
             merge: How gradients are put into buckets: ``"auto"``, a number of them, ``"layer"``, ``"bytes:64MB"``, or
                 a partition that was found before, such as ``"at:12,40"``; see `hvd_compress.merging.plan`.
 
@@ -49,6 +50,11 @@ class Factory(Generic[C]):
         Raises:
             SpecError: If a parameter or a value is not known or not allowed.
         """
+        if values:
+            raise SpecError(
+                f"Compression.{self._name} was given {values[0]!r} without a name: write"
+                f" {self._name}(name={values[0]!r}); `hvd-compress methods {self._name}` lists the names"
+            )
         check_merge(merge)
         return self._make(build(self._name, **params), merge)
 

@@ -177,7 +177,7 @@ class Loaded:
         if len(self._saved) > 1 and self.names():
             raise StateError(
                 "a state of another number of ranks was loaded and has not been dealt out yet: make a step before you"
-                " save again"
+                " save again (a job of one rank makes none: Horovod does not call its compression)"
             )
         return dict(self._saved[0].sessions) if self._saved else {}
 

@@ -184,7 +184,10 @@ class Search:
 
     def report(self) -> str:
         """What was found, and how: one line."""
-        tried = [f"merge={pin(c)!r} {t.seconds:.4g} s" for c, t in zip(self._candidates, self.timings, strict=False)]
+        times: dict[str, list[str]] = {}
+        for cuts, timing in zip(self._candidates, self.timings, strict=False):
+            times.setdefault(f"merge={pin(cuts)!r}", []).append(f"{timing.seconds:.4g}")
+        tried = [f"{candidate} {' and '.join(seconds)} s" for candidate, seconds in times.items()]
         return (
             f"merge='auto' has settled on merge={pin(self.cuts)!r} after {self.steps} steps;"
             f" candidates and their median step times: {', '.join(tried) or 'no other is possible'}"

@@ -79,7 +79,7 @@ def parse(spec: str) -> Method:
     params: dict[str, str] = {}
     for item in rest.split(",") if colon else ():
         key, equals, value = (part.strip() for part in item.partition("="))
-        if not (key and equals and value):
+        if not (key and equals and value) or "=" in value:
             raise SpecError(f"cannot read {item!r} in the spec {spec!r}: write name:key=value,key=value")
         if key == "merge":
             raise SpecError(f"merge is not part of a spec such as {spec!r}: write Compression.parse(spec, merge=...)")
@@ -100,7 +100,10 @@ def build(name: str, /, **params: Any) -> Method:
         raise SpecError(f"unknown method {name!r}{nearest(name, REGISTRY)}; there are: {', '.join(REGISTRY)}")
     own, options = _own_defaults(cls), _option_defaults(cls)
     values = {key: _value(name, key, value, own | options) for key, value in params.items()}
-    method = cls(**{key: value for key, value in values.items() if key in own})
+    try:
+        method = cls(**{key: value for key, value in values.items() if key in own})
+    except SpecError as error:
+        raise SpecError(f"{name}: {error}") from None
     given = {key: value for key, value in values.items() if key in options}
     if not method.can_retain:
         options |= {"feedback": "off"} | {key: value for key, value in MEMORY.items() if key in options}

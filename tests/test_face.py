@@ -32,6 +32,8 @@ def test_misspelt() -> None:
         COMPRESSION.powrsgd  # noqa: B018
     with pytest.raises(SpecError, match="did you mean 'ratio'"):
         COMPRESSION.topk(ratoi=0.1)
+    with pytest.raises(SpecError, match=r"Compression.topk was given 0.1 without a name: write topk\(name=0.1\)"):
+        COMPRESSION.topk(0.1)
     with pytest.raises(SpecError, match="merge='no' is not allowed"):
         COMPRESSION.topk(merge="no")
 

@@ -65,6 +65,8 @@ def test_warmup_is_that_of_the_dgc_paper() -> None:
         ("POWERSGD", "did you mean 'powersgd'"),
         ("topk:ration=0.1", "unknown parameter 'ration' of topk (did you mean 'ratio'?)"),
         ("none:ratio=0.1", "unknown parameter 'ratio' of none; it takes: nothing"),
+        ("topk:ratio=2", "topk: ratio=2.0 is not allowed"),
+        ("topk:ratio=0.1;warmup=4", "cannot read 'ratio=0.1;warmup=4' in the spec"),
         ("topk:ratio=0", "ratio=0.0 is not allowed: ratio must be in (0, 1]"),
         ("topk:ratio=1.5", "ratio=1.5 is not allowed"),
         ("topk:ratio=-0.1", "ratio=-0.1 is not allowed"),

@@ -38,10 +38,12 @@ def main(folder: str) -> None:
     for block in blocks("python"):
         if starts_a_job(block):
             continue
-        seen = told.setdefault(block.document, {**names, "expect": expect, "hvd": hvd, "np": np, "scaler": scaler})
+        seen = told.setdefault(
+            block.document, {**names, "expect": expect, "hvd": hvd, "np": np, "torch": torch, "scaler": scaler}
+        )
         optimizer.zero_grad()
         loss = model(torch.ones(4, 64)).square().mean()
-        if "scaler" not in block.text:
+        if ".backward()" not in block.text:
             loss.backward()
             optimizer.step()
         seen["loss"] = loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -16,6 +17,9 @@ from docs.documents import ROOT, Block, blocks, commands
 from lab.files import write_images, write_text
 from launching import run
 
+import hvd_compress
+from hvd_compress.bench.commands import split_specs
+
 COMMANDS = sorted({command for command, _ in commands()})
 OURS = re.compile(r"^(?:sudo )?(?:\.venv/bin/)?hvd-compress ")
 MINE = [shlex.split(OURS.sub("", command)) for command in COMMANDS if OURS.match(command)]
@@ -24,7 +28,7 @@ SMALL = {
     ("bench", "exchange"): ["--steps", "1", "--warmup", "1"],
     ("bench", "methods"): ["--size", "4096"],
     ("bench", "steps"): ["--steps", "1", "--warmup", "1"],
-    ("compare",): ["--seeds", "1", "--epochs", "1", "--output", "results"],
+    ("compare",): ["--seeds", "1", "--epochs", "1", "--budget", "3s", "--output", "results"],
     ("plan",): ["--size", "4096", "--turns", "1"],
     ("plan", "validate"): ["--hosts", "2", "--rate", "1gbit", "--steps", "1", "--size", "4096", "--turns", "1"],
     ("vnmse",): ["--size", "4096", "--steps", "0"],
@@ -42,7 +46,7 @@ def name_of(words: list[str]) -> tuple[str, ...]:
     return tuple(words[: 2 if words[0] == "bench" or words[:2] == ["plan", "validate"] else 1])
 
 
-def hvd_compress(words: list[str], folder: Path) -> None:
+def run_command(words: list[str], folder: Path) -> None:
     """Run the command; its output is in the message if it fails."""
     program = Path(sys.executable).with_name("hvd-compress")
     found = subprocess.run([program, *words], cwd=folder, capture_output=True, text=True, timeout=600)
@@ -51,7 +55,7 @@ def hvd_compress(words: list[str], folder: Path) -> None:
 
 @pytest.mark.parametrize("words", [[*name_of(one)] for one in MINE if len(one) == len(name_of(one))], ids=" ".join)
 def test_commands_that_are_only_named_exist(words: list[str], tmp_path: Path) -> None:
-    hvd_compress([*words, "--help"], tmp_path)
+    run_command([*words, "--help"], tmp_path)
 
 
 @pytest.mark.parametrize("words", [one for one in MINE if len(one) > len(name_of(one))], ids=" ".join)
@@ -59,12 +63,34 @@ def test_commands_run(words: list[str], tmp_path: Path) -> None:
     if "--hosts" in words and not able:
         pytest.skip("emulated hosts need root, and ip and tc")
     (tmp_path / "mine.py").write_text(own_task().text)
-    asked = [STAND_INS.get(word, word) for word in words]
+    asked = fewer([STAND_INS.get(word, word) for word in words])
     if "fashion" in asked:
         asked += ["--data", str(write_images(tmp_path, train=1024, test=200))]
     if "lm" in asked:
         asked += ["--data", str(write_text(tmp_path / "text.txt"))]
-    hvd_compress([*asked, *SMALL.get(name_of(words), [])], tmp_path)
+    run_command([*asked, *SMALL.get(name_of(words), [])], tmp_path)
+
+
+def specs_of(words: list[str]) -> list[str]:
+    """The methods that a command names."""
+    if words[0] == "bench":
+        return list(itertools.takewhile(lambda word: not word.startswith("-"), words[2:]))
+    return [spec for name, value in itertools.pairwise(words) if name == "--methods" for spec in split_specs(value)]
+
+
+def fewer(words: list[str]) -> list[str]:
+    """A command with the last of its methods only, beside the baseline that it has anyway."""
+    specs = specs_of(words)
+    if words[0] == "bench":
+        return [word for word in words if word not in specs[:-1]]
+    return [*words, "--methods", ",".join(["fp16", *specs[-1:]])] if words[0] == "compare" else words
+
+
+def test_all_methods_in_commands_are_known() -> None:
+    specs = {spec for words in MINE for spec in specs_of(words)} - STAND_INS.keys()
+    assert len(specs) > 20
+    for spec in specs:
+        hvd_compress.parse(spec)
 
 
 def own_task() -> Block:
