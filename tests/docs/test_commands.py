@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -154,3 +155,13 @@ def test_commands_for_containers_name_what_is_there() -> None:
     files = {word.removeprefix("/opt/hvd_compress").lstrip("/") for word in named}
     assert {"docker/cpu.Dockerfile", "docker/gpu.Dockerfile", "docker/compose.yaml"} < files
     assert all((ROOT / file).exists() for file in files)
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_images_are_made_of_what_is_there(name: str) -> None:
+    lines = (ROOT / "docker" / f"{name}.Dockerfile").read_text().splitlines()
+    sources = [word for line in lines if re.match("COPY (?!--from)", line) for word in line.split()[1:-1]]
+    carried = [line.lstrip("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    assert len(sources) > 8
+    for source in sources:
+        assert (ROOT / source).exists() and any(fnmatch(source.split("/")[0], one) for one in carried), source

@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 from docs.documents import DOCUMENTS, ROOT, anchors, blocks, commands, prose, sections, starts_a_job
 from launching import horovodrun, run
 
@@ -53,6 +54,11 @@ def test_measured_numbers_have_their_commands(document: Path) -> None:
         if any(MEASURED.search(row) for row in rows):
             above = [section.headings[:depth] for depth in range(1, len(section.headings) + 1)]
             assert any(told.get(headings) for headings in above), f"{place}: {' / '.join(section.headings)}"
+
+
+def test_blocks_of_yaml_can_be_read() -> None:
+    found = [yaml.safe_load(block.text) for block in blocks("yaml")]
+    assert [document["kind"] for document in found] == ["MPIJob"]
 
 
 def test_every_block_of_python_runs(tmp_path: Path) -> None:
