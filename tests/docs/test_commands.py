@@ -23,7 +23,7 @@ from hvd_compress.bench.commands import split_specs
 
 COMMANDS = sorted({command for command, _ in commands()})
 OURS = re.compile(r"^(?:sudo )?(?:\.venv/bin/)?hvd-compress ")
-MINE = [shlex.split(OURS.sub("", command)) for command in COMMANDS if OURS.match(command)]
+MINE = [shlex.split(command) for command in sorted({OURS.sub("", one) for one in COMMANDS if OURS.match(one)})]
 
 SMALL = {
     ("bench", "exchange"): ["--steps", "1", "--warmup", "1"],
@@ -65,10 +65,12 @@ def test_commands_run(words: list[str], tmp_path: Path) -> None:
         pytest.skip("emulated hosts need root, and ip and tc")
     (tmp_path / "mine.py").write_text(own_task().text)
     asked = fewer([STAND_INS.get(word, word) for word in words])
-    if "fashion" in asked:
-        asked += ["--data", str(write_images(tmp_path, train=1024, test=200))]
-    if "lm" in asked:
+    if "fashion" in words:
+        asked += ["--data", str(write_images(tmp_path))]
+    if "lm" in words:
         asked += ["--data", str(write_text(tmp_path / "text.txt"))]
+    if "--hosts" in words:
+        asked += ["--hosts", "2"]
     run_command([*asked, *SMALL.get(name_of(words), [])], tmp_path)
 
 
