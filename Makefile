@@ -52,6 +52,6 @@ fresh: ## Do demo, test and check in a clean clone with an empty cache, as a str
 	XDG_CACHE_HOME="$$dir/cache" PATH="$${PATH#$(VENV):}" $(MAKE) -C "$$dir/clone" demo test check
 
 clean: ## Remove .venv and what builds leave behind (not the cache with the Horovod wheel)
-	rm -rf .venv .venv.lock .venv.log .venv-keras3*
+	rm -rf .venv .venv.lock .venv.log .venv-*
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
