@@ -97,8 +97,8 @@ class TestEnvironment:
     def test_the_hook_puts_the_environment_first_on_path_once(self) -> None:
         code = f"{setup_env.PATH_HOOK}{setup_env.PATH_HOOK}print(os.environ['PATH'])"
         command = [sys.executable, "-S", "-E", "-c", code]
-        done = subprocess.run(command, env={"PATH": "/usr/bin"}, capture_output=True, text=True, check=True)
-        assert done.stdout.endswith("/bin:/usr/bin\n")
+        done = subprocess.run(command, env={"PATH": "/other"}, capture_output=True, text=True, check=True)
+        assert done.stdout.endswith("/bin:/other\n")
         assert done.stdout.count(":") == 1
 
 

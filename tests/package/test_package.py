@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -113,8 +112,7 @@ def test_the_version_stands_in_one_place() -> None:
 
 
 def test_the_sdist_gives_the_same_wheel(built: Path, tmp_path: Path) -> None:
-    with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:
-        sdist.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(next(built.glob("*.tar.gz")), tmp_path)
     (source,) = tmp_path.iterdir()
     build(source, tmp_path / "again", "--wheel")
     assert contents(next(tmp_path.glob("again/*.whl"))) == contents(next(built.glob("*.whl")))
