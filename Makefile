@@ -12,12 +12,12 @@ PAGES := build/api
 export PATH := $(VENV):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak keras3 check docs fresh clean
+.PHONY: help setup demo test commands soak keras3 check docs fresh clean
 # Each target uses every core by itself, and a run of several should print one after the other.
 .NOTPARALLEL:
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-6s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Make .venv with all that is needed, Horovod included (nothing to do the second time)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || \
@@ -30,6 +30,9 @@ demo: setup ## Show what the package does, on this machine
 test: setup ## Run the tests: of the package, then under horovodrun with 2 and 3 ranks
 	$(VENV)/python -m pytest -n 2 --dist loadfile
 	$(VENV)/python tests/parallel/run.py
+
+commands: setup ## Run all commands of the documents, on little data (10 minutes, as root for emulated hosts)
+	$(VENV)/python -m pytest -n 2 tests/commands
 
 soak: setup ## Long jobs with faults: ranks that are killed, stall or join, 5,000 steps (less than 20 minutes)
 	$(VENV)/python tests/soak/run.py

@@ -12,13 +12,18 @@ from hvd_compress.errors import MissingPackageError
 def main() -> None:
     """Run the command, or say what to install for it."""
     try:
-        commands = _commands()
+        commands = complete()
     except MissingPackageError as error:
         sys.exit(f"hvd-compress: {error}")  # status 1
     commands.app(prog_name="hvd-compress")
 
 
-def _commands() -> ModuleType:
+def complete() -> ModuleType:
+    """Put all commands together; the module that is given has them as ``app``.
+
+    Raises:
+        MissingPackageError: If rich or typer is not installed.
+    """
     for package in ("rich", "typer"):
         try:
             importlib.import_module(package)

@@ -1,45 +1,30 @@
-"""Every command in the documents runs as it stands there, but on little data and for few steps."""
+"""The commands in the documents: each can be read, those that launch a job are run, and what they name is there."""
 
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomllib
-from docs.documents import ROOT, Block, blocks, commands
-from lab.files import write_images, write_text
+import typer
+from docs.documents import ROOT, commands
 from launching import run
 
 import hvd_compress
 from hvd_compress.bench.commands import split_specs
+from hvd_compress.cli import complete
 
 COMMANDS = sorted({command for command, _ in commands()})
 OURS = re.compile(r"^(?:sudo )?(?:\.venv/bin/)?hvd-compress ")
 MINE = [shlex.split(command) for command in sorted({OURS.sub("", one) for one in COMMANDS if OURS.match(one)})]
 
-SMALL = {
-    ("bench", "exchange"): ["--steps", "1", "--warmup", "1"],
-    ("bench", "methods"): ["--size", "4096"],
-    ("bench", "steps"): ["--steps", "1", "--warmup", "1"],
-    ("compare",): ["--seeds", "1", "--epochs", "1", "--budget", "3s", "--output", "results"],
-    ("plan",): ["--size", "4096", "--turns", "1"],
-    ("plan", "validate"): ["--hosts", "2", "--rate", "1gbit", "--steps", "1", "--size", "4096", "--turns", "1"],
-    ("vnmse",): ["--size", "4096", "--steps", "0"],
-}
-"""What makes a command short: options that are named twice have their last value."""
-
 STAND_INS = {"SPEC...": "topk:ratio=0.01", "FILE": "out.json", "module:function": "mine:build"}
 """What a reader puts in the place of these words."""
-
-able = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unshare")))
 
 
 def name_of(words: list[str]) -> tuple[str, ...]:
@@ -47,31 +32,15 @@ def name_of(words: list[str]) -> tuple[str, ...]:
     return tuple(words[: 2 if words[0] == "bench" or words[:2] == ["plan", "validate"] else 1])
 
 
-def run_command(words: list[str], folder: Path) -> None:
-    """Run the command; its output is in the message if it fails."""
-    program = Path(sys.executable).with_name("hvd-compress")
-    found = subprocess.run([program, *words], cwd=folder, capture_output=True, text=True, timeout=600)
-    assert found.returncode == 0, found.stdout + found.stderr
-
-
-@pytest.mark.parametrize("words", [[*name_of(one)] for one in MINE if len(one) == len(name_of(one))], ids=" ".join)
-def test_commands_that_are_only_named_exist(words: list[str], tmp_path: Path) -> None:
-    run_command([*words, "--help"], tmp_path)
-
-
-@pytest.mark.parametrize("words", [one for one in MINE if len(one) > len(name_of(one))], ids=" ".join)
-def test_commands_run(words: list[str], tmp_path: Path) -> None:
-    if "--hosts" in words and not able:
-        pytest.skip("emulated hosts need root, and ip and tc")
-    (tmp_path / "mine.py").write_text(own_task().text)
-    asked = fewer([STAND_INS.get(word, word) for word in words])
-    if "fashion" in words:
-        asked += ["--data", str(write_images(tmp_path))]
-    if "lm" in words:
-        asked += ["--data", str(write_text(tmp_path / "text.txt"))]
-    if "--hosts" in words:
-        asked += ["--hosts", "2"]
-    run_command([*asked, *SMALL.get(name_of(words), [])], tmp_path)
+@pytest.mark.parametrize("words", MINE, ids=" ".join)
+def test_commands_can_be_read(words: list[str]) -> None:
+    """All their options, and what these are set to. ``make commands`` runs them, which takes longer."""
+    command: Any = typer.main.get_command(complete().app)
+    rest = [STAND_INS.get(word, word) for word in words]
+    while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
+        command = command.commands[rest.pop(0)]
+    if len(words) > len(name_of(words)):
+        command.make_context(words[0], rest)
 
 
 def specs_of(words: list[str]) -> list[str]:
@@ -81,27 +50,11 @@ def specs_of(words: list[str]) -> list[str]:
     return [spec for name, value in itertools.pairwise(words) if name == "--methods" for spec in split_specs(value)]
 
 
-def fewer(words: list[str]) -> list[str]:
-    """A command with the last of its methods only; most comparisons with the baseline that they always have."""
-    specs = specs_of(words)
-    if words[0] == "bench":
-        return [word for word in words if word not in specs[:-1]]
-    if words[0] == "compare":
-        return [*words, "--methods", specs[-1] if "digits" in words else "fp16"]
-    return words
-
-
 def test_all_methods_in_commands_are_known() -> None:
     specs = {spec for words in MINE for spec in specs_of(words)} - STAND_INS.keys()
     assert len(specs) > 20
     for spec in specs:
         hvd_compress.parse(spec)
-
-
-def own_task() -> Block:
-    """The task of one's own in the document on comparing."""
-    (block,) = (block for block in blocks("python") if "def build(setting: Setting)" in block.text)
-    return block
 
 
 def test_targets_of_make_exist() -> None:

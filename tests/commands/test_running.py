@@ -1,0 +1,65 @@
+"""Every command in the documents runs as it stands there, but on little data and for few steps."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from docs.documents import Block, blocks
+from docs.test_commands import MINE, STAND_INS, name_of, specs_of
+from lab.files import write_images, write_text
+
+SMALL = {
+    ("bench", "exchange"): ["--steps", "1", "--warmup", "1"],
+    ("bench", "methods"): ["--size", "4096"],
+    ("bench", "steps"): ["--steps", "1", "--warmup", "1"],
+    ("compare",): ["--seeds", "1", "--epochs", "1", "--budget", "3s", "--output", "results"],
+    ("plan",): ["--size", "4096", "--turns", "1"],
+    ("plan", "validate"): ["--hosts", "2", "--rate", "1gbit", "--steps", "1", "--size", "4096", "--turns", "1"],
+    ("vnmse",): ["--size", "4096", "--steps", "0"],
+}
+"""What makes a command short: options that are named twice have their last value."""
+
+able = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unshare")))
+
+
+def run_command(words: list[str], folder: Path) -> None:
+    """Run the command; its output is in the message if it fails."""
+    program = Path(sys.executable).with_name("hvd-compress")
+    found = subprocess.run([program, *words], cwd=folder, capture_output=True, text=True, timeout=600)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("words", [one for one in MINE if len(one) > len(name_of(one))], ids=" ".join)
+def test_commands_run(words: list[str], tmp_path: Path) -> None:
+    if "--hosts" in words and not able:
+        pytest.skip("emulated hosts need root, and ip and tc")
+    (tmp_path / "mine.py").write_text(own_task().text)
+    asked = fewer([STAND_INS.get(word, word) for word in words])
+    if "fashion" in words:
+        asked += ["--data", str(write_images(tmp_path))]
+    if "lm" in words:
+        asked += ["--data", str(write_text(tmp_path / "text.txt"))]
+    if "--hosts" in words:
+        asked += ["--hosts", "2"]
+    run_command([*asked, *SMALL.get(name_of(words), [])], tmp_path)
+
+
+def fewer(words: list[str]) -> list[str]:
+    """A command with the last of its methods only; most comparisons with the baseline that they always have."""
+    specs = specs_of(words)
+    if words[0] == "bench":
+        return [word for word in words if word not in specs[:-1]]
+    if words[0] == "compare":
+        return [*words, "--methods", specs[-1] if "digits" in words else "fp16"]
+    return words
+
+
+def own_task() -> Block:
+    """The task of one's own in the document on comparing."""
+    (block,) = (block for block in blocks("python") if "def build(setting: Setting)" in block.text)
+    return block
