@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -13,3 +14,6 @@ for variable in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
 # How long an example takes depends on the machine and on what else it does.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+# A shell starts jobs in the background with Ctrl-C ignored, and all that these start would ignore it, too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
