@@ -84,6 +84,9 @@ class Ops(Protocol):
     def absmax(self, x: Array) -> Array:
         """Largest magnitude along the last axis."""
 
+    def extremes(self, x: Array) -> Array:
+        """The least and the largest element of a one-dimensional array: shape (2,)."""
+
     def sum_squares(self, x: Array) -> Array:
         """Sum of the squares of all elements: a float64 scalar."""
 
@@ -270,6 +273,18 @@ class Ops(Protocol):
         Raises:
             ExchangeError: As in `check`, if the rows are longer or shorter than they should be.
         """
+
+    def to_steps(self, x: Array, ends: Array, top: int) -> Array:
+        """The nearest of the even steps ``0 .. top`` between two numbers: uint8, shape of ``x``. Halves go up.
+
+        Args:
+            x: Shape ``(n,)``.
+            ends: Its `extremes`.
+            top: 1 to 255.
+        """
+
+    def from_steps(self, codes: Array, ends: Array, top: int) -> Array:
+        """Undo `to_steps` as far as possible: dtype of ``ends``."""
 
     def to_lanes(self, rows: Array, limits: Array, top: int, width: int, seed: Any) -> Array:
         """Round to integers in ``-top .. top``, at random up or down, and pack them for sums.

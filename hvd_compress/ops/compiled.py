@@ -134,6 +134,18 @@ class Compiled(OnHost):
     def saturating_sum(self, rows: Array, bits: int, zero: int, size: int) -> Array:
         return self.call(lambda rows: [cpu.saturating_sum(rows, bits, zero, size)], [("uint8", (size,))], rows)[0]
 
+    def to_steps(self, x: Array, ends: Array, top: int) -> Array:
+        if not self._fits(x, ends):
+            return super().to_steps(x, ends, top)
+        shape = (int(x.shape[0]),)
+        return self.call(lambda x, ends: [cpu.to_steps(x, ends, top)], [("uint8", shape)], x, ends)[0]
+
+    def from_steps(self, codes: Array, ends: Array, top: int) -> Array:
+        if not self._fits(ends):
+            return super().from_steps(codes, ends, top)
+        shape = (int(codes.shape[0]),)
+        return self.call(lambda codes, ends: [cpu.from_steps(codes, ends, top)], [("float32", shape)], codes, ends)[0]
+
     def to_lanes(self, rows: Array, limits: Array, top: int, width: int, seed: Any) -> Array:
         if not self._fits(rows, limits):
             return super().to_lanes(rows, limits, top, width, seed)

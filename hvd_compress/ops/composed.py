@@ -36,6 +36,16 @@ class Composed(Ops):
         votes = count + self.cast(self.where(tails, -0.5, 0.5), self.dtype(count))
         return self.cast(self.where(votes > 0, float(size), -float(size)), self.dtype(count))
 
+    def to_steps(self, x: Array, ends: Array, top: int) -> Array:
+        halves = ends / 2  # their difference is in range
+        span = self.where(ends[1] > ends[0], halves[1] - halves[0], self.zeros((), self.dtype(ends)) + 1)
+        steps = (x / 2 - halves[0]) * (top / span) + 0.5
+        return self.cast(self.clip(self.floor(steps), 0, top), "uint8")
+
+    def from_steps(self, codes: Array, ends: Array, top: int) -> Array:
+        share = self.cast(codes, self.dtype(ends)) / top
+        return share * ends[1] + (1 - share) * ends[0]
+
     def project(self, x: Array, right: Array) -> Array:
         return x @ right
 

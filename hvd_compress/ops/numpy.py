@@ -83,6 +83,9 @@ class NumpyOps(Composed):
         peak: Arr = np.max(np.abs(x), axis=-1)
         return peak
 
+    def extremes(self, x: Arr) -> Arr:
+        return np.array([x.min(), x.max()])
+
     def sum_squares(self, x: Arr) -> Arr:
         return np.asarray(np.sum(np.square(x, dtype=np.float64)))
 

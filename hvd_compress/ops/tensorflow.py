@@ -83,6 +83,9 @@ class TensorFlowOps(OnHost):
     def absmax(self, x: Tensor) -> Tensor:
         return tf.reduce_max(tf.abs(x), axis=-1)
 
+    def extremes(self, x: Tensor) -> Tensor:
+        return tf.stack([tf.reduce_min(x), tf.reduce_max(x)])
+
     def sum_squares(self, x: Tensor) -> Tensor:
         return tf.reduce_sum(tf.square(tf.cast(x, tf.float64)))
 

@@ -124,6 +124,9 @@ class TorchOps(OnHost):
         least, most = torch.aminmax(x, dim=-1)
         return torch.maximum(-least, most)
 
+    def extremes(self, x: Tensor) -> Tensor:
+        return torch.stack(torch.aminmax(x))
+
     def sum_squares(self, x: Tensor) -> Tensor:
         return x.to(torch.float64).square().sum()
 

@@ -17,6 +17,7 @@ from hvd_compress.kernels.cpu.places import add_at, ascending
 from hvd_compress.kernels.cpu.reductions import absmax, norms
 from hvd_compress.kernels.cpu.selection import above, kth_magnitude, top_indices
 from hvd_compress.kernels.cpu.sketching import read_sketch, rehearse_sketch, write_sketch
+from hvd_compress.kernels.cpu.steps import from_steps, to_steps
 from hvd_compress.kernels.cpu.tails import tail
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "from_bfloat16",
     "from_float16",
     "from_lanes",
+    "from_steps",
     "kth_magnitude",
     "majority",
     "norms",
@@ -48,6 +50,7 @@ __all__ = [
     "to_bfloat16",
     "to_float16",
     "to_lanes",
+    "to_steps",
     "top_indices",
     "unpack",
     "unrotate",
