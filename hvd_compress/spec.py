@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from hvd_compress.errors import SpecError
 from hvd_compress.measure import Measured
@@ -14,6 +14,8 @@ from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method, Wrapper
 from hvd_compress.methods.cast import Dense, Half
 from hvd_compress.policy import Delayed, Schedule, Selective, schedule
+
+Made = TypeVar("Made")
 
 DENSE: dict[str, Method] = {"none": Dense(), "fp16": Half()}
 
@@ -73,6 +75,16 @@ def parse(spec: str) -> Method:
     Raises:
         SpecError: If the name, a key or a value is not known or not allowed.
     """
+    name, params = read(spec)
+    return build(name, **params)
+
+
+def read(spec: str) -> tuple[str, dict[str, str]]:
+    """The name and the parameters in a spec string.
+
+    Raises:
+        SpecError: If it is not of the form ``name:key=value,key=value``.
+    """
     if not isinstance(spec, str):
         raise SpecError(f"a spec is a string such as 'topk:ratio=0.01', not {spec!r}")
     name, colon, rest = spec.partition(":")
@@ -86,7 +98,7 @@ def parse(spec: str) -> Method:
         if key in params:
             raise SpecError(f"{key} stands twice in the spec {spec!r}")
         params[key] = value
-    return build(name.strip(), **params)
+    return name.strip(), params
 
 
 def build(name: str, /, **params: Any) -> Method:
@@ -100,10 +112,7 @@ def build(name: str, /, **params: Any) -> Method:
         raise SpecError(f"unknown method {name!r}{nearest(name, REGISTRY)}; there are: {', '.join(REGISTRY)}")
     own, options = _own_defaults(cls), _option_defaults(cls)
     values = {key: _value(name, key, value, own | options) for key, value in params.items()}
-    try:
-        method = cls(**{key: value for key, value in values.items() if key in own})
-    except SpecError as error:
-        raise SpecError(f"{name}: {error}") from None
+    method: Method = make(cls, name, {key: value for key, value in values.items() if key in own})
     given = {key: value for key, value in values.items() if key in options}
     if not method.can_retain:
         options |= {"feedback": "off"} | {key: value for key, value in MEMORY.items() if key in options}
@@ -112,8 +121,23 @@ def build(name: str, /, **params: Any) -> Method:
     return made
 
 
-def _own_defaults(cls: type[Method]) -> dict[str, Any]:
-    return {field.name: field.default for field in fields(cls)}  # type: ignore[arg-type]
+def make(cls: type[Made], name: str, params: Mapping[str, Any]) -> Made:
+    """Make an object of a dataclass from its parameters alone, as they are in spec strings; values may be strings.
+
+    Raises:
+        SpecError: If a parameter or a value is not known or not allowed; the message tells the name.
+    """
+    own = _own_defaults(cls)
+    values = {key: _value(name, key, value, own) for key, value in params.items()}
+    try:
+        return cls(**values)
+    except SpecError as error:
+        raise SpecError(f"{name}: {error}") from None
+
+
+def _own_defaults(cls: type[Any]) -> dict[str, Any]:
+    """The fields of a dataclass and their defaults."""
+    return {field.name: field.default for field in fields(cls)}
 
 
 def _option_defaults(cls: type[Method]) -> dict[str, Any]:
