@@ -8,6 +8,7 @@
     ├── DisagreementError      the ranks were not set up alike
     ├── StateError             a saved state that does not fit here
     ├── ExchangeError          the collectives of a step went wrong: a bug in a method or a driver
+    ├── BoundaryError          a message between pipeline stages that cannot be sent, or did not come
     ├── MissingPackageError    a package that this part needs is not installed
     └── ClusterError           emulated hosts that cannot be made, or a job on several ranks that failed
 
@@ -49,6 +50,10 @@ class StateError(CompressionError, ValueError):
 
 class ExchangeError(CompressionError, RuntimeError):
     """The collectives of a step went wrong: a bug in a method or a driver."""
+
+
+class BoundaryError(CompressionError, RuntimeError):
+    """A message between pipeline stages that cannot be sent, or did not come; the pipeline cannot go on."""
 
 
 class MissingPackageError(CompressionError, ImportError):

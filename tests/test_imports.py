@@ -39,6 +39,11 @@ LAYERS = [
     ["checkpoint"],
     ["local", "agreement", "face"],
     ["elastic"],
+    ["pipeline.operators", "pipeline.samples", "pipeline.schedule", "pipeline.traffic"],
+    ["pipeline.exchanging", "pipeline.settings"],
+    ["pipeline.streams"],
+    ["pipeline.wire"],
+    ["pipeline"],
     ["torch", "tensorflow", "mpi"],
     ["keras", "bench"],
     ["lab", "plan"],
@@ -92,7 +97,7 @@ def test_imports_go_downward(module: str) -> None:
 @pytest.mark.parametrize("module", sorted(modules()))
 def test_only_adapters_know_a_framework(module: str) -> None:
     allowed = {"torch", "tensorflow", "keras", "mpi", "ops.torch", "ops.tensorflow", "bench.digits"}
-    allowed |= {"ops.torch_cuda", "ops.torch_devices", "kernels.cuda"}
+    allowed |= {"ops.torch_cuda", "ops.torch_devices", "kernels.cuda", "pipeline.torch", "pipeline.tensorflow"}
     allowed |= {"lab.tasks.keras_tasks", "lab.tasks.torch_lm", "lab.tasks.torch_tasks"}
     tops = {name.partition(".")[0] for name in imported(modules()[module])}
     if not any(module == entry or module.startswith(entry + ".") for entry in allowed):
@@ -116,7 +121,7 @@ def loaded_after(code: str) -> set[str]:
 
 
 def test_import_loads_no_framework() -> None:
-    code = "import hvd_compress as hc; hc.methods(); hc.LocalWorld('topk:ratio=0.5', 2).step([[1.0, 2.0]] * 2)"
+    code = "import hvd_compress as hc, hvd_compress.pipeline; hc.methods(); hc.LocalWorld('topk:ratio=0.5', 2).step([[1.0, 2.0]] * 2)"
     assert loaded_after(code) == set()
 
 
@@ -126,7 +131,14 @@ def test_the_test_above_can_fail() -> None:
 
 @pytest.mark.parametrize(
     ("adapter", "framework"),
-    [("torch", "torch"), ("tensorflow", "tensorflow"), ("keras", "tensorflow"), ("mpi", "mpi4py")],
+    [
+        ("torch", "torch"),
+        ("tensorflow", "tensorflow"),
+        ("keras", "tensorflow"),
+        ("mpi", "mpi4py"),
+        ("pipeline.torch", "torch"),
+        ("pipeline.tensorflow", "tensorflow"),
+    ],
 )
 def test_a_missing_framework_is_named_with_its_cure(adapter: str, framework: str) -> None:
     code = f"""

@@ -16,11 +16,11 @@ TESTS = Path(__file__).resolve().parent
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
-def mpirun(ranks: int, job: Path) -> str:
+def mpirun(ranks: int, job: Path, *arguments: str) -> str:
     """Run a program on several ranks of this machine; an error on one ends them all. Gives what they print."""
     launcher = ["mpirun", "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", "-n", str(ranks)]
     path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
-    program = [sys.executable, "-W", "error", "-m", "mpi4py", str(job)]
+    program = [sys.executable, "-W", "error", "-m", "mpi4py", str(job), *arguments]
     result = run([*launcher, *program], timeout=120, environment={**AS_ROOT, "PYTHONPATH": path})
     assert result.returncode == 0, f"mpirun ended with {result.returncode}:\n{result.stdout}"
     return result.stdout

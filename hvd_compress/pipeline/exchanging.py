@@ -1,0 +1,103 @@
+"""A method's exchange with one sender and one receiver.
+
+All ranks of an exchange end with the same total, so that is made of the replies and of what the ranks share. A receiver
+is a rank that has nothing of its own: it goes through the same exchange with zeros, and takes what the sender has sent
+for the replies. So every method can be received, and none has to be taken apart for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hvd_compress.bucket import Bucket
+from hvd_compress.collectives import AllGather, AllToAll, Array, Collective, Exchange, State, World, take_branches
+from hvd_compress.errors import ExchangeError
+from hvd_compress.lowering import lower
+from hvd_compress.methods.base import Method
+from hvd_compress.ops import Ops, wrong_length
+
+_ALONE = World(0, 1)
+
+
+class Sent(NamedTuple):
+    """What a sender has after an exchange.
+
+    Attributes:
+        payload: uint8, what the receiver needs: the messages of all rounds, one after another.
+        exchange: What the exchange ended with; ``total`` is what the receiver will have.
+    """
+
+    payload: Array
+    exchange: Exchange
+
+
+def send(ops: Ops, method: Method, bucket: Bucket, x: Array, state: State) -> Sent:
+    """Compress ``x``, of shape ``(bucket.numel,)``, which may be overwritten."""
+    parts: list[Array] = []
+
+    def answer(message: Collective) -> Array:
+        parts.append(ops.to_bytes(ops.reshape(message.array, (-1,))))
+        return _reply(ops, message, message.array)
+
+    exchange = _run(ops, method, bucket, x, state, answer)
+    return Sent(parts[0] if len(parts) == 1 else ops.concat(parts), exchange)
+
+
+def receive(ops: Ops, method: Method, bucket: Bucket, payload: Array, state: State) -> Exchange:
+    """What the exchange of the sender ended with: ``total`` and the shared parts of ``state``.
+
+    Args:
+        ops: The primitives of the framework at work.
+        method: As of the sender.
+        bucket: As of the sender.
+        payload: uint8, of one dimension; see `Sent`.
+        state: As of the sender, apart from what is a rank's own.
+
+    Raises:
+        ExchangeError: If the payload is longer or shorter than what it should hold.
+    """
+    begin, size = 0, int(payload.shape[0])
+
+    def answer(message: Collective) -> Array:
+        nonlocal begin
+        if isinstance(message, AllGather) and message.ragged:
+            begin, rest = size, payload[begin:]  # of a ragged message the end is that of the payload
+            return rest
+        shape, dtype = tuple(int(n) for n in message.array.shape), ops.dtype(message.array)
+        length = int(np.prod(shape, dtype=np.int64))
+        end = begin + length * np.dtype(dtype).itemsize
+        if end > size:
+            raise ExchangeError(wrong_length(size, end))
+        (array,) = ops.from_bytes(payload[begin:end], (dtype, length))
+        begin = end
+        return _reply(ops, message, ops.reshape(array, shape))
+
+    exchange = _run(ops, method, bucket, ops.zeros((bucket.numel,), bucket.dtype), state, answer)
+    if begin != size:
+        raise ExchangeError(wrong_length(size, begin))
+    return exchange
+
+
+def _reply(ops: Ops, message: Collective, array: Array) -> Array:
+    """What a collective of one rank replies."""
+    if isinstance(message, AllGather) and not message.ragged:
+        return ops.reshape(array, (1, -1))
+    return array
+
+
+def _run(
+    ops: Ops, method: Method, bucket: Bucket, x: Array, state: State, answer: Callable[[Collective], Array]
+) -> Exchange:
+    running = take_branches(lower(method.exchange(ops, bucket, x, state, _ALONE), ops, _ALONE))
+    reply: Any = None
+    while True:
+        try:
+            message = running.send(reply)
+        except StopIteration as end:
+            exchange: Exchange = end.value
+            return exchange
+        assert not isinstance(message, AllToAll), f"{method!r} is no operator of a boundary"
+        reply = answer(message)

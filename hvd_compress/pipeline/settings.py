@@ -1,0 +1,106 @@
+"""What a boundary is told, once it is sure that it makes sense."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
+
+from hvd_compress.errors import SpecError
+from hvd_compress.memory import EF21, ErrorFeedback
+from hvd_compress.methods.base import Method
+from hvd_compress.methods.cast import Dense
+from hvd_compress.pipeline.operators import SharedMask, is_sparse, operator
+from hvd_compress.pipeline.samples import AQSGD
+from hvd_compress.spec import make, nearest, read
+
+Memory: TypeAlias = str | AQSGD
+
+FEEDBACK: Mapping[str, Callable[[Method], Method]] = {"ef": ErrorFeedback, "ef21": EF21}
+
+
+class Settings(NamedTuple):
+    """How a boundary compresses.
+
+    Attributes:
+        forward: Operator of activations.
+        backward: Operator of gradients.
+        forward_memory: ``"none"``, ``"ef"``, ``"ef21"`` or an `AQSGD`.
+        backward_memory: The same, but for `AQSGD`.
+        inference: Whether activations are compressed outside of training, too.
+    """
+
+    forward: Method
+    backward: Method
+    forward_memory: Memory
+    backward_memory: Memory
+    inference: bool
+
+    @property
+    def shares_mask(self) -> bool:
+        """Whether gradients go by the mask of activations."""
+        return isinstance(self.backward, SharedMask)
+
+    @property
+    def fingerprint(self) -> int:
+        """32 bits by which two ends tell whether they were made alike."""
+        memory = self.forward_memory
+        alike = self._replace(forward_memory=replace(memory, folder="") if isinstance(memory, AQSGD) else memory)
+        return zlib.crc32(repr(alike).encode())
+
+    @classmethod
+    def of(
+        cls,
+        forward: str | Method = "none",
+        backward: str | Method = "none",
+        memory: Memory | tuple[Memory, Memory] = "none",
+        inference: bool = True,
+    ) -> Settings:
+        """Read what a boundary is told; see ``CompressedBoundary``.
+
+        Raises:
+            SpecError: If a part of it is not known, not allowed, or does not go with the others.
+        """
+        methods = operator(forward), operator(backward, backward=True)
+        memories = memory if isinstance(memory, tuple) else (memory, memory)
+        if len(memories) != 2:
+            raise SpecError(f"memory={memory!r} is not allowed: of a tuple, give that of activations and of gradients")
+        first, second = (_memory(m) for m in memories)
+        if isinstance(second, AQSGD):
+            if isinstance(memory, tuple):
+                raise SpecError("aqsgd is a memory of activations: the gradients of a sample change too much")
+            second = "none"
+        if isinstance(methods[1], SharedMask) and not is_sparse(methods[0]):
+            raise SpecError(
+                f"backward='shared' takes the mask of activations, and forward={forward!r} has none: take a sparse"
+                " operator forward, such as topk"
+            )
+        return cls(*methods, _suited(methods[0], first), _suited(methods[1], second), inference)
+
+
+def _memory(memory: Memory) -> Memory:
+    """Read ``none``, ``ef``, ``ef21`` or ``aqsgd:samples=n,...``."""
+    if isinstance(memory, AQSGD):
+        return memory
+    name, params = read(memory)
+    if name == "aqsgd":
+        return make(AQSGD, name, params)
+    known = ["none", *FEEDBACK, "aqsgd"]
+    if name not in known or params:
+        raise SpecError(
+            f"memory={memory!r} is not allowed{nearest(name, known)}: write 'none', 'ef', 'ef21' or 'aqsgd:samples=n'"
+        )
+    return name
+
+
+def _suited(method: Method, memory: Memory) -> Memory:
+    """The memory of a direction: what goes uncompressed needs none."""
+    if isinstance(method, Dense):
+        return "none"
+    if memory in FEEDBACK and not method.can_retain:
+        raise SpecError(
+            f"memory={memory!r} is not possible with {method!r}: what it does not send cannot be kept, or would grow;"
+            " take memory='none', or a pair: that of activations and that of gradients"
+        )
+    return memory

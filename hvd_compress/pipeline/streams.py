@@ -1,0 +1,233 @@
+"""One direction of a boundary: what is sent is compressed, and what comes is read, with a memory or without."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from enum import IntEnum
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from hvd_compress.bucket import Bucket, Shape
+from hvd_compress.collectives import Array, State
+from hvd_compress.errors import BoundaryError
+from hvd_compress.methods.base import Method
+from hvd_compress.ops import Ops
+from hvd_compress.pipeline.exchanging import receive, send
+from hvd_compress.pipeline.operators import Mask, SharedMask
+from hvd_compress.pipeline.samples import AQSGD, SampleStore
+from hvd_compress.pipeline.settings import FEEDBACK, Memory
+
+Ids: TypeAlias = Any
+
+
+class Kind(IntEnum):
+    """How a message is to be read."""
+
+    CODED = 0
+    RAW = 1
+
+
+class Encoded(NamedTuple):
+    """What is sent.
+
+    Attributes:
+        kind: How it is to be read.
+        payload: uint8, one-dimensional.
+        decoded: What the other end will have: one-dimensional, dtype of the input.
+    """
+
+    kind: Kind
+    payload: Array
+    decoded: Array
+
+
+class Call(NamedTuple):
+    """What both ends know of a message besides its payload.
+
+    Attributes:
+        shape: Of what is sent; the first axis is that of samples.
+        dtype: Of what is sent, such as ``"bfloat16"``.
+        training: Whether it is part of a training step; memories are left alone otherwise.
+        ids: Of the samples, where they are known.
+    """
+
+    shape: Shape
+    dtype: str
+    training: bool = True
+    ids: Ids = None
+
+    @property
+    def precision(self) -> str:
+        """What it is computed in, and what travels where it is not compressed."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def bucket(self, key: str, rows: int | None = None) -> Bucket:
+        """The samples as a bucket, or so many of them."""
+        return Bucket(key, (self.shape[1:],) * (self.shape[0] if rows is None else rows), self.precision)
+
+
+class Stream:
+    """One direction of a boundary. Each end has one of its own, and they go through the same messages in one order.
+
+    A message that is not finite travels as it is, and no memory is touched.
+
+    Args:
+        name: Unique among the streams of a pipeline, the same at both ends.
+        method: The operator.
+        memory: As in `Settings`.
+        inference: Whether to compress outside of training, too.
+    """
+
+    def __init__(self, name: str, method: Method, memory: Memory, inference: bool) -> None:
+        self._inference = inference
+        self._plain = _Plain(name, method)
+        self._training: _Codec = self._plain
+        if isinstance(memory, AQSGD):
+            self._training = _Differences(name, method, memory)
+        elif memory != "none":
+            self._training = _Feedback(name, FEEDBACK[memory](method), memory)
+
+    def encode(self, ops: Ops, x: Array, call: Call, mask: Array | None = None) -> Encoded:
+        """Compress ``x``, one-dimensional, which may be overwritten.
+
+        Args:
+            ops: The primitives of the framework at work.
+            x: What is sent, flat.
+            call: What the other end knows, too.
+            mask: Ascending indices, where the operator shares those of the other direction.
+        """
+        if not (call.training or self._inference) or not bool(ops.is_finite(x).all()):
+            return Encoded(Kind.RAW, ops.to_bytes(x), x)
+        payload, decoded = self._codec(call).encode(ops, x, call, mask)
+        return Encoded(Kind.CODED, payload, decoded)
+
+    def decode(self, ops: Ops, kind: Kind, payload: Array, call: Call, mask: Array | None = None) -> Array:
+        """What the other end has sent: one-dimensional.
+
+        Raises:
+            ExchangeError: If the payload is not what it should be.
+        """
+        if kind is Kind.RAW:
+            return ops.from_bytes(payload, (call.precision, call.numel))[0]
+        return self._codec(call).decode(ops, payload, call, mask)
+
+    def _codec(self, call: Call) -> _Codec:
+        return self._training if call.training else self._plain
+
+
+class _Codec(ABC):
+    """Compresses and reads the messages of a stream."""
+
+    @abstractmethod
+    def encode(self, ops: Ops, x: Array, call: Call, mask: Array | None) -> tuple[Array, Array]:
+        """The payload, and what the other end will make of it."""
+
+    @abstractmethod
+    def decode(self, ops: Ops, payload: Array, call: Call, mask: Array | None) -> Array:
+        """What the other end has sent."""
+
+
+class _Plain(_Codec):
+    """Without a memory of what was not sent. The state of the method, if it has one, is that of messages of a shape."""
+
+    def __init__(self, name: str, method: Method) -> None:
+        self._name = name
+        self._method = method
+        self._states: dict[Bucket, State] = {}
+
+    def _state(self, ops: Ops, bucket: Bucket, mask: Array | None) -> State:
+        if isinstance(self._method, SharedMask):
+            assert mask is not None
+            return Mask(mask)
+        if bucket not in self._states:
+            self._states[bucket] = self._method.init(ops, bucket, 1)
+        return self._states[bucket]
+
+    def encode(
+        self, ops: Ops, x: Array, call: Call, mask: Array | None = None, rows: int | None = None
+    ) -> tuple[Array, Array]:
+        bucket = call.bucket(self._name, rows)
+        payload, exchange = send(ops, self._method, bucket, x, self._state(ops, bucket, mask))
+        self._keep(bucket, exchange.state)
+        return payload, exchange.total
+
+    def decode(self, ops: Ops, payload: Array, call: Call, mask: Array | None = None, rows: int | None = None) -> Array:
+        bucket = call.bucket(self._name, rows)
+        exchange = receive(ops, self._method, bucket, payload, self._state(ops, bucket, mask))
+        self._keep(bucket, exchange.state)
+        return exchange.total
+
+    def _keep(self, bucket: Bucket, state: State) -> None:
+        if bucket in self._states:
+            self._states[bucket] = state
+
+
+class _Feedback(_Plain):
+    """With a residual, or what is known at the other end, which has the shape of the first message."""
+
+    def __init__(self, name: str, method: Method, memory: str) -> None:
+        super().__init__(name, method)
+        self._memory = memory
+
+    def _state(self, ops: Ops, bucket: Bucket, mask: Array | None) -> State:
+        if self._states and bucket not in self._states:
+            (first,) = self._states
+            raise BoundaryError(
+                f"memory={self._memory!r} needs messages of one shape: it began with {_told(first)}, and now there is"
+                f" {_told(bucket)}; leave out the last minibatch (drop_last=True), or take memory='none'"
+            )
+        return super()._state(ops, bucket, mask)
+
+
+def _told(bucket: Bucket) -> str:
+    return f"{bucket.dtype} {(len(bucket.shapes), *bucket.shapes[0])}"
+
+
+class _Differences(_Codec):
+    """With what is known of each sample. See `AQSGD`."""
+
+    def __init__(self, name: str, method: Method, options: AQSGD) -> None:
+        self._plain = _Plain(name, method)
+        self._store = SampleStore(options)
+
+    def encode(self, ops: Ops, x: Array, call: Call, mask: Array | None) -> tuple[Array, Array]:
+        ids = self._store.check(call.ids, call.shape)
+        rows, seen = ops.reshape(x, (len(ids), -1)), self._store.known(ids)
+        fresh, later = (ops.constant(np.flatnonzero(which)) for which in (~seen, seen))
+        parts = [ops.to_bytes(ops.reshape(ops.take(rows, fresh), (-1,)))]
+        if seen.any():
+            before = ops.constant(self._store.read(ids[seen], call.precision))
+            change = ops.reshape(ops.take(rows, later) - before, (-1,))
+            payload, total = self._plain.encode(ops, change, call, rows=int(seen.sum()))
+            parts.append(payload)
+            rows = ops.put(rows, later, before + ops.reshape(total, before.shape))
+        self._store.write(ids, host(rows), call.shape[1:])
+        return ops.concat(parts), ops.reshape(rows, (-1,))
+
+    def decode(self, ops: Ops, payload: Array, call: Call, mask: Array | None) -> Array:
+        ids = self._store.check(call.ids, call.shape)
+        seen, size = self._store.known(ids), math.prod(call.shape[1:])
+        first = int((~seen).sum()) * size
+        split = first * np.dtype(call.precision).itemsize
+        fresh, later = (ops.constant(np.flatnonzero(which)) for which in (~seen, seen))
+        rows = ops.zeros((len(ids), size), call.precision)
+        (raw,) = ops.from_bytes(payload[:split], (call.precision, first))
+        rows = ops.put(rows, fresh, ops.reshape(raw, (-1, size)))
+        if seen.any():
+            before = ops.constant(self._store.read(ids[seen], call.precision))
+            total = self._plain.decode(ops, payload[split:], call, rows=int(seen.sum()))
+            rows = ops.put(rows, later, before + ops.reshape(total, before.shape))
+        self._store.write(ids, host(rows), call.shape[1:])
+        return ops.reshape(rows, (-1,))
+
+
+def host(x: Array) -> np.ndarray[Any, Any]:
+    """An array of any framework as numpy's."""
+    return np.asarray(x.cpu() if hasattr(x, "cpu") else x)

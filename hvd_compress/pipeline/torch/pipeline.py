@@ -1,0 +1,223 @@
+"""A model whose stages are on different ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from hvd_compress.errors import BoundaryError, SpecError
+from hvd_compress.pipeline.schedule import one_f_one_b
+from hvd_compress.pipeline.settings import Settings
+from hvd_compress.pipeline.streams import Ids
+from hvd_compress.pipeline.torch.boundary import CompressedBoundary
+from hvd_compress.pipeline.torch.end import End, Link
+from hvd_compress.pipeline.torch.layout import connect
+from hvd_compress.pipeline.traffic import BoundaryStats
+
+Stage = nn.Module | Callable[[], nn.Module]
+Boundaries = CompressedBoundary | Sequence[CompressedBoundary]
+
+
+class Pipeline:
+    """Trains a model that is cut into stages, one on each rank.
+
+    Ranks are dealt out replica by replica: with S stages, rank r has stage ``r % S`` of replica ``r // S``. A step cuts
+    its minibatch into microbatches and goes through them in the order 1F1B (see `hvd_compress.pipeline.schedule`);
+    gradients add up in ``.grad`` of this rank's parameters to those of the mean loss over the minibatch, as after
+    ``loss.backward()`` of the whole model. Messages travel while stages compute.
+
+    With several replicas, average the gradients by ``hvd.DistributedOptimizer(..., process_set=pipeline.replicas,
+    backward_passes_per_step=microbatches)``, compressed or not.
+
+    Args:
+        stages: The parts of the model in order, as modules or as functions that make them; functions of other stages
+            are not called.
+        loss: Makes the mean loss of a microbatch of the last stage's output and targets.
+        boundary: How to compress between stages: one for all, or a sequence with one for each place. None: not at all.
+        microbatches: Into how many parts a minibatch is cut.
+        link: ``"mpi"``: point to point, by mpi4py; ``"horovod"``: by process sets of two ranks.
+        comm: For ``link="mpi"``: the communicator; by default the world.
+        device: Where this rank's stage is.
+        timeout: Seconds that a stage waits for a message before it gives up.
+
+    Attributes:
+        module: This rank's stage.
+        stage: Its number.
+        stages: How many there are.
+        replica: Which replica of the model this rank is part of.
+        replicas: Horovod's process set of the ranks with this stage; None if there is one replica.
+
+    Raises:
+        SpecError: If an argument is not allowed.
+        UnsupportedError: If Horovod cannot make process sets.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        loss: Callable[[Any, Tensor], Tensor],
+        *,
+        boundary: Boundaries | None = None,
+        microbatches: int = 4,
+        link: Literal["mpi", "horovod"] = "mpi",
+        comm: Any = None,
+        device: torch.device | str = "cpu",
+        timeout: float = 300.0,
+    ) -> None:
+        if microbatches < 1:
+            raise SpecError(f"microbatches={microbatches!r} is not allowed: a minibatch has at least 1")
+        settings = _settings(boundary, len(stages) - 1)
+        connection = connect(link, comm, len(stages))
+        layout = connection.layout
+        self.stage, self.stages, self.replica = layout.stage, layout.stages, layout.replica
+        self.replicas = connection.replicas
+        self._device = torch.device(device)
+        made = stages[self.stage]
+        self.module = (made if isinstance(made, nn.Module) else made()).to(self._device)
+        self._loss, self._microbatches = loss, microbatches
+
+        def end(place: int, link: Link | None) -> End | None:
+            name, ahead = f"boundary{place}", place == self.stage
+            return End(settings[place], name, link, ahead, self._device, timeout) if link else None
+
+        self._back, self._ahead = end(self.stage - 1, connection.back), end(self.stage, connection.ahead)
+        self._name = f"stage {self.stage} (rank {layout.rank})"
+        self._broken = ""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank has the first stage, which takes the inputs."""
+        return self._back is None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this rank has the last stage, which takes the targets."""
+        return self._ahead is None
+
+    def step(self, inputs: Tensor | None = None, targets: Tensor | None = None, ids: Ids = None) -> float | None:
+        """Go forward and back through a minibatch; to be called on all ranks.
+
+        Args:
+            inputs: On the first stage; the first axis is that of samples.
+            targets: On the last stage.
+            ids: Of the samples, on the first stage, if a boundary has a memory of ``aqsgd``.
+
+        Returns:
+            The mean loss over the minibatch on the last stage, None on others.
+
+        Raises:
+            BoundaryError: If the minibatch cannot be, or another stage cannot go on. It raises the same on all stages,
+                and the pipeline cannot be used any more.
+        """
+        with self._telling_others():
+            parts, labels = self._parts(inputs, "inputs", self.is_first), self._parts(targets, "targets", self.is_last)
+            names = self._parts(None if ids is None else torch.as_tensor(ids), "ids", False)
+            self._expect(forward=True, backward=True)
+            samples, total = sum(len(part) for part in labels), 0.0
+            running: dict[int, tuple[Tensor, Tensor]] = {}
+            for action, number in one_f_one_b(self.stage, self.stages, self._microbatches):
+                if action == "backward":
+                    self._go_back(*running.pop(number), number)
+                    continue
+                x, y = self._go_forward(parts, names, number, training=True)
+                if self.is_last:
+                    y = self._loss(y, labels[number]) * (len(labels[number]) / samples)
+                    total += y.item()
+                running[number] = x, y
+            return total if self.is_last else None
+
+    def evaluate(self, inputs: Tensor | None = None) -> Tensor | None:
+        """Go forward through a minibatch, with all stages in evaluation mode; to be called on all ranks.
+
+        Args:
+            inputs: On the first stage.
+
+        Returns:
+            The output of the model on the last stage, None on others.
+
+        Raises:
+            BoundaryError: As `step`.
+        """
+        was_training = self.module.training
+        self.module.eval()
+        try:
+            with self._telling_others(), torch.no_grad():
+                parts = self._parts(inputs, "inputs", self.is_first)
+                self._expect(forward=True, backward=False)
+                outputs = [self._go_forward(parts, (), number, False)[1] for number in range(self._microbatches)]
+                return torch.cat(outputs) if self.is_last else None
+        finally:
+            self.module.train(was_training)
+
+    def stats(self) -> dict[str, BoundaryStats]:
+        """What went through the boundaries of this stage so far, as this rank has seen it."""
+        ends = {f"{self.stage - 1}-{self.stage}": self._back, f"{self.stage}-{self.stage + 1}": self._ahead}
+        return {name: end.stats() for name, end in ends.items() if end is not None}
+
+    def _parts(self, batch: Tensor | None, name: str, needed: bool) -> Sequence[Tensor]:
+        """The microbatches of what was given; nothing where it is not of use."""
+        if batch is None:
+            if needed:
+                raise BoundaryError(f"{self._name} needs {name}: give them on this rank")
+            return ()
+        if len(batch) < self._microbatches:
+            raise BoundaryError(
+                f"{len(batch)} {name} cannot be cut into {self._microbatches} microbatches: leave out the last"
+                " minibatch (drop_last=True), or take fewer microbatches"
+            )
+        return torch.tensor_split(batch.to(self._device), self._microbatches)
+
+    def _expect(self, forward: bool, backward: bool) -> None:
+        if self._back is not None:
+            self._back.expect(self._microbatches * forward)
+        if self._ahead is not None:
+            self._ahead.expect(self._microbatches * backward)
+
+    def _go_forward(
+        self, parts: Sequence[Tensor], names: Sequence[Tensor], number: int, training: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Input and output of this stage."""
+        if self._back is None:
+            x, ids = parts[number], names[number].cpu().numpy() if names else None
+        else:
+            x, ids = self._back.receive(number, training)
+            x.requires_grad_(training)
+        y = self.module(x)
+        if self._ahead is not None:
+            self._ahead.send(y.detach(), number, training, ids)
+        return x, y
+
+    def _go_back(self, x: Tensor, y: Tensor, number: int) -> None:
+        gradient = None if self._ahead is None else self._ahead.receive(number, training=True)[0]
+        torch.autograd.backward(y, gradient)
+        if self._back is not None:
+            self._back.send(x.grad if x.grad is not None else torch.zeros_like(x), number, training=True)
+
+    @contextmanager
+    def _telling_others(self) -> Iterator[None]:
+        """Let the neighbours know if this stage cannot go on: they would wait in vain."""
+        if self._broken:
+            raise BoundaryError(f"{self._name} has stopped ({self._broken}): make the pipeline anew")
+        try:
+            yield
+        except BaseException as error:
+            self._broken = str(error) or type(error).__name__
+            for end in (self._back, self._ahead):
+                if end is not None:
+                    end.stop(f"{type(error).__name__}: {self._broken}")
+            raise
+
+
+def _settings(boundary: Boundaries | None, places: int) -> list[Settings]:
+    """Those of each place between two stages."""
+    if boundary is None:
+        boundary = CompressedBoundary()
+    if isinstance(boundary, CompressedBoundary):
+        return [boundary.settings] * places
+    if len(boundary) != places:
+        raise SpecError(f"boundary has {len(boundary)} elements: {places + 1} stages have {places} places between them")
+    return [one.settings for one in boundary]

@@ -1,0 +1,47 @@
+"""Tensors as streams and links want them, and back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hvd_compress.errors import BoundaryError
+from hvd_compress.pipeline.streams import Call, Ids
+from hvd_compress.pipeline.wire import DTYPES, Bytes
+
+
+def call_of(x: Tensor, training: bool, ids: Ids = None) -> Call:
+    """What the other end is to know of a tensor.
+
+    Raises:
+        BoundaryError: If a boundary cannot carry it.
+    """
+    name = str(x.dtype).removeprefix("torch.")
+    if name not in DTYPES or x.layout is not torch.strided or x.dim() == 0 or not x.numel():
+        raise BoundaryError(
+            f"a boundary carries dense tensors of {', '.join(DTYPES)} whose first axis is that of samples, not one of"
+            f" {x.dtype} and shape {tuple(x.shape)}"
+        )
+    return Call(tuple(x.shape), name, training, ids)
+
+
+def flat(x: Tensor, call: Call) -> Tensor:
+    """A copy in one dimension, in the precision that is computed in."""
+    copy: Tensor = x.detach().reshape(-1).to(getattr(torch, call.precision), copy=True)
+    return copy
+
+
+def shaped(x: Tensor, call: Call) -> Tensor:
+    """Undo `flat`."""
+    return x.reshape(call.shape).to(getattr(torch, call.dtype))
+
+
+def to_host(payload: Tensor) -> Bytes:
+    """Bytes for a link."""
+    data: Bytes = payload.cpu().numpy()
+    return data
+
+
+def from_host(payload: Bytes, device: torch.device) -> Tensor:
+    """Bytes from a link."""
+    return torch.from_numpy(payload).to(device)

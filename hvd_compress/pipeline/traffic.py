@@ -1,0 +1,51 @@
+"""What a boundary has sent, and what it cost."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hvd_compress.stats import Meter
+
+
+class Traffic(NamedTuple):
+    """Totals of one direction of a boundary so far, as this process has seen them.
+
+    Attributes:
+        messages: How many there were.
+        plain_bytes: What the tensors took before compression.
+        bytes_sent: Headers, ids of samples and payloads.
+        ratio: ``plain_bytes / bytes_sent``.
+        encode_seconds: Time to compress, where this process sends.
+        wait_seconds: Time in which it waited for messages, where it receives.
+        decode_seconds: Time to read them.
+    """
+
+    messages: int
+    plain_bytes: int
+    bytes_sent: int
+    ratio: float
+    encode_seconds: float
+    wait_seconds: float
+    decode_seconds: float
+
+    @classmethod
+    def of(cls, meter: Meter) -> Traffic:
+        """The totals of a meter, whose steps are messages."""
+        found = meter.read(waits=True)
+        assert found.encode_seconds is not None and found.wait_seconds is not None and found.decode_seconds is not None
+        return cls(
+            *(found.steps, found.gradient_bytes, found.bytes_sent, found.ratio),
+            *(found.encode_seconds, found.wait_seconds, found.decode_seconds),
+        )
+
+
+class BoundaryStats(NamedTuple):
+    """What went through a boundary.
+
+    Attributes:
+        forward: Activations.
+        backward: Gradients.
+    """
+
+    forward: Traffic
+    backward: Traffic
