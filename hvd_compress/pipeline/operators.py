@@ -148,7 +148,7 @@ def operator(spec: str | Method, backward: bool = False) -> Method:
         SpecError: If the name, a parameter or a value is not known or not allowed.
     """
     if isinstance(spec, Method):
-        return spec
+        return _checked(spec, backward)
     name, params = read(spec)
     known: dict[str, type[Method]] = {**OPERATORS, **({SharedMask.name: SharedMask} if backward else {})}
     if name not in known:
@@ -161,6 +161,17 @@ def operator(spec: str | Method, backward: bool = False) -> Method:
         if "twoway" in params:
             raise SpecError(f"twoway has no meaning in {spec!r} of a boundary: nothing comes back")
         method = replace(method, twoway=False)  # type: ignore[type-var]  # methods are dataclasses
+    return method
+
+
+def _checked(method: Method, backward: bool) -> Method:
+    """An operator that was made by hand."""
+    known = {*OPERATORS.values(), *((SharedMask,) if backward else ())}
+    if type(method) not in known or getattr(method, "twoway", False):
+        raise SpecError(
+            f"{method!r} is no operator of a boundary: write a spec such as 'topk:ratio=0.1', or one of the classes of"
+            " OPERATORS, with twoway=False where they have that"
+        )
     return method
 
 

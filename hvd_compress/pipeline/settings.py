@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import NamedTuple, TypeAlias
+from dataclasses import fields, replace
+from typing import Any, NamedTuple, TypeAlias
 
 from hvd_compress.errors import SpecError
 from hvd_compress.memory import EF21, ErrorFeedback
@@ -49,6 +49,12 @@ class Settings(NamedTuple):
         alike = self._replace(forward_memory=replace(memory, folder="") if isinstance(memory, AQSGD) else memory)
         return zlib.crc32(repr(alike).encode())
 
+    def specs(self) -> dict[str, Any]:
+        """The arguments of `of` as strings, with what differs from the defaults; of memories a list of two."""
+        memories = [_spec(self.forward_memory), _spec(self.backward_memory)]
+        operators = {"forward": _spec(self.forward), "backward": _spec(self.backward)}
+        return {**operators, "memory": memories, "inference": self.inference}
+
     @classmethod
     def of(
         cls,
@@ -77,6 +83,15 @@ class Settings(NamedTuple):
                 " operator forward, such as topk"
             )
         return cls(*methods, _suited(methods[0], first), _suited(methods[1], second), inference)
+
+
+def _spec(of: Method | Memory) -> str:
+    """The spec of an operator or of a memory."""
+    if isinstance(of, str):
+        return of
+    values = {field.name: (getattr(of, field.name), field.default) for field in fields(of)}  # type: ignore[arg-type]
+    params = ",".join(f"{key}={value}" for key, (value, default) in values.items() if value != default)
+    return ":".join(filter(None, ["aqsgd" if isinstance(of, AQSGD) else of.name, params]))
 
 
 def _memory(memory: Memory) -> Memory:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeAlias
 
@@ -17,9 +18,13 @@ from hvd_compress.ops import Ops
 from hvd_compress.pipeline.exchanging import receive, send
 from hvd_compress.pipeline.operators import Mask, SharedMask
 from hvd_compress.pipeline.samples import AQSGD, SampleStore
-from hvd_compress.pipeline.settings import FEEDBACK, Memory
+from hvd_compress.pipeline.settings import FEEDBACK, Memory, Settings
 
 Ids: TypeAlias = Any
+
+
+DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
+"""What a boundary carries, and how many bytes a number has."""
 
 
 class Kind(IntEnum):
@@ -68,9 +73,27 @@ class Call(NamedTuple):
         """Number of elements."""
         return math.prod(self.shape)
 
+    @property
+    def plain_bytes(self) -> int:
+        """What it takes before compression."""
+        return self.numel * DTYPES[self.dtype]
+
     def bucket(self, key: str, rows: int | None = None) -> Bucket:
         """The samples as a bucket, or so many of them."""
         return Bucket(key, (self.shape[1:],) * (self.shape[0] if rows is None else rows), self.precision)
+
+
+def check_carried(dtype: str, shape: Sequence[int | None]) -> None:
+    """Refuse what a boundary cannot carry; None is a length that is not known yet.
+
+    Raises:
+        BoundaryError: If it is not of `DTYPES`, has no axis, or no element.
+    """
+    if dtype not in DTYPES or not shape or 0 in shape:
+        raise BoundaryError(
+            f"a boundary carries dense tensors of {', '.join(DTYPES)} whose first axis is that of samples, not one of"
+            f" {dtype} and shape {tuple(shape)}"
+        )
 
 
 class Stream:
@@ -120,6 +143,12 @@ class Stream:
 
     def _codec(self, call: Call) -> _Codec:
         return self._training if call.training else self._plain
+
+
+def streams(settings: Settings, name: str) -> tuple[Stream, Stream]:
+    """Those of activations and of gradients, of a boundary of this name."""
+    forward = Stream(f"{name}.forward", settings.forward, settings.forward_memory, settings.inference)
+    return forward, Stream(f"{name}.backward", settings.backward, settings.backward_memory, settings.inference)
 
 
 class _Codec(ABC):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from hvd_compress.pipeline.streams import Call
 from hvd_compress.stats import Meter
 
 
 class Traffic(NamedTuple):
-    """Totals of one direction of a boundary so far, as this process has seen them.
+    """Totals of one direction of a boundary so far, as this process has seen them; times include those of evaluation.
 
     Attributes:
-        messages: How many there were.
+        messages: How many there were in training.
         plain_bytes: What the tensors took before compression.
         bytes_sent: Headers, ids of samples and payloads.
         ratio: ``plain_bytes / bytes_sent``.
@@ -37,6 +38,14 @@ class Traffic(NamedTuple):
             *(found.steps, found.gradient_bytes, found.bytes_sent, found.ratio),
             *(found.encode_seconds, found.wait_seconds, found.decode_seconds),
         )
+
+
+def count(meter: Meter, call: Call, sent: int) -> None:
+    """Count a message of so many bytes, if it is one of training."""
+    if call.training:
+        meter.steps += 1
+        meter.gradient_bytes += call.plain_bytes
+        meter.bytes_sent += sent
 
 
 class BoundaryStats(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_compress.errors import BoundaryError
-from hvd_compress.pipeline.streams import Call, Kind
+from hvd_compress.pipeline.streams import DTYPES, Call, Kind
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -19,7 +19,7 @@ HEADER = 64
 _STOP = 255
 _MAGIC = b"hvcB"
 _AXES = 8
-DTYPES = ("float32", "float64", "float16", "bfloat16")
+_DTYPES = tuple(DTYPES)
 _FORMAT = struct.Struct(f"<4s4BIIQ I{_AXES}I")
 """Magic, kind, dtype, training, axes, microbatch, fingerprint, bytes of the payload, ids, shape."""
 
@@ -55,7 +55,7 @@ def pack(message: Message, fingerprint: int) -> Bytes:
     ids = np.empty(0, np.int64) if call.ids is None else np.asarray(call.ids, "<i8")
     axes = [*call.shape, *[0] * (_AXES - len(call.shape))]
     header = _FORMAT.pack(
-        *(_MAGIC, kind, DTYPES.index(call.dtype), call.training, len(call.shape)),
+        *(_MAGIC, kind, _DTYPES.index(call.dtype), call.training, len(call.shape)),
         *(microbatch, fingerprint, payload.size, len(ids), *axes),
     )
     return np.concatenate([np.frombuffer(header.ljust(HEADER, b"\0"), np.uint8), ids.view(np.uint8), payload])
@@ -87,8 +87,8 @@ def unpack(data: Bytes, microbatch: int, fingerprint: int, training: bool, sende
             f"{sender} {doing[bool(trains)]} with microbatch {number}, this stage {doing[training]} with microbatch"
             f" {microbatch}: all ranks must call step and evaluate alike, with as many microbatches"
         )
-    if kind not in set(Kind) or dtype >= len(DTYPES) or axes > _AXES or data.size != HEADER + 8 * ids + length:
+    if kind not in set(Kind) or dtype >= len(_DTYPES) or axes > _AXES or data.size != HEADER + 8 * ids + length:
         raise BoundaryError(f"{sender} sent a message whose {data.size} bytes do not fit its header")
     known = data[HEADER : HEADER + 8 * ids].copy().view("<i8") if ids else None
-    call = Call(tuple(shape[:axes]), DTYPES[dtype], training, known)
+    call = Call(tuple(shape[:axes]), _DTYPES[dtype], training, known)
     return Message(Kind(kind), call, number, data[HEADER + 8 * ids :])

@@ -20,6 +20,7 @@ ORACLE = NumpyOps()
 RNG = np.random.default_rng(7)
 FLOATS = RNG.standard_normal(60).astype(np.float32)
 SOME = np.array([3, 9, 20])
+EXTREME = np.array([-3e38, 0, 3e38], np.float32)
 
 
 @pytest.fixture(params=["torch", "tensorflow"], scope="module")
@@ -63,10 +64,10 @@ def same(ops: Ops, name: str, *args: Any) -> None:
         ("absmax", (FLOATS.reshape(4, 15),)),
         ("extremes", (FLOATS,)),
         *(("to_steps", (FLOATS, np.array([FLOATS.min(), FLOATS.max()]), 2**bits - 1)) for bits in range(2, 9)),
-        ("to_steps", (np.float32([3, 3, 3]), np.float32([3, 3]), 15)),
-        ("to_steps", (np.float32([-3e38, 0, 3e38]), np.float32([-3e38, 3e38]), 255)),
-        ("from_steps", (np.arange(256, dtype=np.uint8), np.float32([-3e38, 2e38]), 255)),
-        ("from_steps", (np.arange(8, dtype=np.uint8), np.float32([-0.3, 0.7]), 7)),
+        ("to_steps", (np.full(3, 3, np.float32), np.full(2, 3, np.float32), 15)),
+        ("to_steps", (EXTREME, EXTREME[[0, 2]], 255)),
+        ("from_steps", (np.arange(256, dtype=np.uint8), EXTREME[[0, 2]], 255)),
+        ("from_steps", (np.arange(8, dtype=np.uint8), FLOATS[:2], 7)),
         ("is_finite", (np.array([1.0, np.inf, -np.inf, np.nan]),)),
         ("transpose", (FLOATS.reshape(4, 15),)),
         ("take", (FLOATS, SOME)),

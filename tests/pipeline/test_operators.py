@@ -15,6 +15,8 @@ from worlds import ops_of
 from hvd_compress.bucket import Bucket
 from hvd_compress.errors import ExchangeError, SpecError
 from hvd_compress.memory import ErrorFeedback
+from hvd_compress.methods.bf16 import BFloat16
+from hvd_compress.methods.topk import TopK
 from hvd_compress.ops import Ops
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.packing import packed_size
@@ -158,3 +160,6 @@ def test_refusals(spec: Any, words: str) -> None:
 def test_operators_by_themselves() -> None:
     assert operator(SampleTopK(ratio=0.5)) == operator("topk:ratio=0.5")
     assert operator("shared:values=fp16", backward=True) == SharedMask("fp16")
+    for method in (TopK(), BFloat16(), ErrorFeedback(SampleTopK()), SharedMask()):
+        with pytest.raises(SpecError, match="is no operator of a boundary"):
+            operator(method)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hvd_compress.errors import BoundaryError
 from hvd_compress.pipeline import wire
-from hvd_compress.pipeline.streams import Call, Kind
+from hvd_compress.pipeline.streams import DTYPES, Call, Kind
 
 PAYLOAD = np.arange(9, dtype=np.uint8)
 
@@ -26,7 +26,7 @@ def unpack(data: wire.Bytes, **changes: Any) -> wire.Message:
 
 @given(
     st.lists(st.integers(1, 2**32 - 1), min_size=1, max_size=8),
-    st.sampled_from(wire.DTYPES),
+    st.sampled_from(list(DTYPES)),
     st.booleans(),
     st.one_of(st.none(), st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1)),
     st.sampled_from(list(Kind)),

@@ -11,9 +11,9 @@ from hvd_compress.methods.base import Method
 from hvd_compress.ops.torch_devices import torch_ops
 from hvd_compress.pipeline import wire
 from hvd_compress.pipeline.settings import Memory, Settings
-from hvd_compress.pipeline.streams import Ids, Stream
+from hvd_compress.pipeline.streams import Ids, streams
 from hvd_compress.pipeline.torch.tensors import call_of, flat, shaped
-from hvd_compress.pipeline.traffic import BoundaryStats, Traffic
+from hvd_compress.pipeline.traffic import BoundaryStats, Traffic, count
 from hvd_compress.stats import Meter
 
 
@@ -69,12 +69,12 @@ class CompressedBoundary(nn.Module):
         return y
 
     def stats(self) -> BoundaryStats:
-        """What two stages would have sent each other so far."""
+        """What two stages would have sent each other in training so far."""
         return BoundaryStats(*(Traffic.of(meter) for meter in self._meters))
 
     def extra_repr(self) -> str:
         """The settings."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.settings._asdict().items())
+        return ", ".join(f"{name}={value!r}" for name, value in self.settings.specs().items())
 
     def carry(self, x: Tensor, direction: int, training: bool, ids: Ids, mask: Tensor | None) -> Tensor:
         """What arrives at the other end.
@@ -89,9 +89,7 @@ class CompressedBoundary(nn.Module):
         meter, call = self._meters[direction], call_of(x, training, ids)
         with meter.time("encode"):
             sent = self._streams[direction].encode(torch_ops(x.device), flat(x, call), call, mask)
-        meter.steps += 1
-        meter.gradient_bytes += x.numel() * x.element_size()
-        meter.bytes_sent += wire.size(sent.payload.numel(), ids)
+        count(meter, call, wire.size(sent.payload.numel(), ids))
         return shaped(sent.decoded, call)
 
 
@@ -108,12 +106,6 @@ class _Pass(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         return ctx.boundary.carry(grads[0], 1, ctx.training, None, ctx.mask), None, None
-
-
-def streams(settings: Settings, name: str) -> tuple[Stream, Stream]:
-    """Those of activations and of gradients, of a boundary of this name."""
-    forward = Stream(f"{name}.forward", settings.forward, settings.forward_memory, settings.inference)
-    return forward, Stream(f"{name}.backward", settings.backward, settings.backward_memory, settings.inference)
 
 
 def mask_of(y: Tensor) -> Tensor:

@@ -11,10 +11,10 @@ from hvd_compress.errors import BoundaryError
 from hvd_compress.ops.torch_devices import torch_ops
 from hvd_compress.pipeline import wire
 from hvd_compress.pipeline.settings import Settings
-from hvd_compress.pipeline.streams import Call, Ids
-from hvd_compress.pipeline.torch.boundary import mask_of, streams
+from hvd_compress.pipeline.streams import Call, Ids, streams
+from hvd_compress.pipeline.torch.boundary import mask_of
 from hvd_compress.pipeline.torch.tensors import call_of, flat, from_host, shaped, to_host
-from hvd_compress.pipeline.traffic import BoundaryStats, Traffic
+from hvd_compress.pipeline.traffic import BoundaryStats, Traffic, count
 from hvd_compress.pipeline.wire import Bytes, Message
 from hvd_compress.stats import Meter
 
@@ -78,7 +78,7 @@ class End:
             message = Message(encoded.kind, call, microbatch, to_host(encoded.payload))
             data = wire.pack(message, self._settings.fingerprint)
             self._remember(encoded.decoded, microbatch, call, forward=self._ahead)
-        self._count(self._sent, x, data)
+        count(self._sent, call, data.size)
         self._link.send(data)
 
     def receive(self, microbatch: int, training: bool) -> tuple[Tensor, Ids]:
@@ -98,7 +98,7 @@ class End:
             decoded = self._in.decode(self._ops, kind, from_host(payload, self._device), call, mask)
             self._remember(decoded, microbatch, call, forward=not self._ahead)
             x = shaped(decoded, call)
-        self._count(self._received, x, data)
+        count(self._received, call, data.size)
         return x, call.ids
 
     def _remember(self, decoded: Tensor, microbatch: int, call: Call, forward: bool) -> None:
@@ -108,19 +108,13 @@ class End:
             if self._settings.shares_mask:
                 self._masks[microbatch] = mask_of(decoded)
 
-    @staticmethod
-    def _count(meter: Meter, x: Tensor, data: Bytes) -> None:
-        meter.steps += 1
-        meter.gradient_bytes += x.numel() * x.element_size()
-        meter.bytes_sent += data.size
-
     def stop(self, reason: str) -> None:
         """Tell the other end that nothing more will come."""
         self._link.send(wire.stop(reason))
         self._link.flush(timeout=5)
 
     def stats(self) -> BoundaryStats:
-        """What this end has sent and received."""
+        """What this end has sent and received in training."""
         sent, received = Traffic.of(self._sent), Traffic.of(self._received)
         return BoundaryStats(sent, received) if self._ahead else BoundaryStats(received, sent)
 

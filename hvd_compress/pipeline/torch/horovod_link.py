@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import sys
@@ -38,8 +39,7 @@ def rank_and_size() -> tuple[int, int]:
     Raises:
         SpecError: If Horovod has not been initialised.
     """
-    if not hvd.is_initialized():
-        raise SpecError("link='horovod' needs an initialised Horovod: call hvd.init(process_sets=\"dynamic\") before")
+    _require()
     return hvd.rank(), hvd.size()
 
 
@@ -47,8 +47,10 @@ def process_set(ranks: list[int]) -> hvd.ProcessSet:
     """The process set of these ranks; all ranks must ask for the same ones in the same order.
 
     Raises:
-        UnsupportedError: If Horovod was initialised without dynamic process sets.
+        SpecError: If Horovod has not been initialised.
+        UnsupportedError: If it was initialised without dynamic process sets.
     """
+    _require()
     if len(ranks) == hvd.size():
         return hvd.global_process_set
     try:
@@ -60,14 +62,24 @@ def process_set(ranks: list[int]) -> hvd.ProcessSet:
         ) from error
 
 
-def leave_together() -> None:
+def _require() -> None:
+    if not hvd.is_initialized():
+        raise SpecError(
+            "link='horovod', and several replicas, need an initialised Horovod: call"
+            ' hvd.init(process_sets="dynamic") before'
+        )
+    atexit.unregister(_leave_together)
+    atexit.register(_leave_together)  # after Horovod's own, so that it is done before
+
+
+def _leave_together() -> None:
     """At the end of the program, wait for all ranks: stages end apart, and Horovod ends as soon as one of them leaves.
 
-    A rank that ends by an exception leaves at once, so that others learn of it.
+    A rank that ends by an exception leaves at once, so that others learn of it; nobody waits for longer than a minute.
     """
     if hvd.is_initialized() and not hasattr(sys, "last_value"):
         with contextlib.suppress(HorovodInternalError):
-            hvd.barrier()
+            _wait(hvd.allreduce_async(torch.zeros(1), name="hvd_compress.pipeline.end"), timeout=60)
 
 
 class HorovodLink:

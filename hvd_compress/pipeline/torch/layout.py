@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 from typing import Any, NamedTuple
 
 from hvd_compress.errors import SpecError
@@ -106,10 +105,9 @@ def _by_mpi(comm: Any, stages: int) -> Connection:
 
 
 def _by_horovod(stages: int) -> Connection:
-    from hvd_compress.pipeline.torch.horovod_link import HorovodLink, leave_together, process_set, rank_and_size
+    from hvd_compress.pipeline.torch.horovod_link import HorovodLink, process_set, rank_and_size
 
     layout = Layout(*rank_and_size(), stages).check()
-    atexit.register(leave_together)
     links: dict[int, HorovodLink] = {}
     for rank in range(layout.ranks - 1):
         if (rank + 1) % stages:  # otherwise the next rank belongs to the next replica

@@ -154,7 +154,7 @@ class Pipeline:
             self.module.train(was_training)
 
     def stats(self) -> dict[str, BoundaryStats]:
-        """What went through the boundaries of this stage so far, as this rank has seen it."""
+        """What went through the boundaries of this stage in training so far, by names such as ``"0-1"``."""
         ends = {f"{self.stage - 1}-{self.stage}": self._back, f"{self.stage}-{self.stage + 1}": self._ahead}
         return {name: end.stats() for name, end in ends.items() if end is not None}
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hvd_compress.errors import BoundaryError
-from hvd_compress.pipeline.streams import Call, Ids
-from hvd_compress.pipeline.wire import DTYPES, Bytes
+from hvd_compress.pipeline.streams import Call, Ids, check_carried
+from hvd_compress.pipeline.wire import Bytes
 
 
 def call_of(x: Tensor, training: bool, ids: Ids = None) -> Call:
@@ -17,11 +16,7 @@ def call_of(x: Tensor, training: bool, ids: Ids = None) -> Call:
         BoundaryError: If a boundary cannot carry it.
     """
     name = str(x.dtype).removeprefix("torch.")
-    if name not in DTYPES or x.layout is not torch.strided or x.dim() == 0 or not x.numel():
-        raise BoundaryError(
-            f"a boundary carries dense tensors of {', '.join(DTYPES)} whose first axis is that of samples, not one of"
-            f" {x.dtype} and shape {tuple(x.shape)}"
-        )
+    check_carried(name if x.layout is torch.strided else str(x.layout), x.shape)
     return Call(tuple(x.shape), name, training, ids)
 
 

@@ -1,0 +1,27 @@
+"""Compressed boundaries between the stages of a Keras model.
+
+Use, in one process, to study what compression does to training; Horovod is not needed::
+
+    from hvd_compress.pipeline.tensorflow import CompressedBoundary
+
+    boundary = CompressedBoundary(forward="topk:ratio=0.1", backward="qsgd:bits=8", name="boundary0")
+    model = tf.keras.Sequential([first, boundary, second])
+"""
+
+from __future__ import annotations
+
+from hvd_compress.errors import MissingPackageError
+
+try:
+    import tensorflow
+except ImportError as error:
+    raise MissingPackageError(
+        f"hvd_compress.pipeline.tensorflow needs TensorFlow ({error});"
+        " install it with: pip install 'hvd-compress[tensorflow]'"
+    ) from error
+
+from hvd_compress.pipeline.tensorflow.boundary import CompressedBoundary
+
+__all__ = ["CompressedBoundary"]
+
+del tensorflow

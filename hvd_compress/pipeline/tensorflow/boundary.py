@@ -1,0 +1,161 @@
+"""A boundary inside one process: a Keras layer with a gradient of its own, which compresses both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from hvd_compress.methods.base import Method
+from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
+from hvd_compress.pipeline import wire
+from hvd_compress.pipeline.settings import Memory, Settings
+from hvd_compress.pipeline.streams import Call, check_carried, streams
+from hvd_compress.pipeline.traffic import BoundaryStats, Traffic, count
+from hvd_compress.stats import Meter
+
+Tensor: TypeAlias = Any
+Arr: TypeAlias = npt.NDArray[Any]
+
+
+@tf.keras.utils.register_keras_serializable(package="hvd_compress")
+class CompressedBoundary(tf.keras.layers.Layer):  # type: ignore[misc]  # Keras is not typed
+    """Compresses what goes from one stage of a model to the next: activations forward, gradients back.
+
+    The output is what the next stage would receive, and back goes what this stage would. Compression itself counts as
+    the identity for gradients (straight-through)::
+
+        y = D(C_f(x))                  dL/dx = D(C_b(dL/dy))
+
+    Rudakov, Beznosikov, Kholodov, Gasnikov, Activations and Gradients Compression for Model-Parallel Training, 2024.
+
+    It compresses on the CPU, with the code and the bits of the boundary in PyTorch, and what it remembers is in this
+    process. So it works eagerly, in a ``tf.function`` and in ``fit``, with minibatches of any size, but not with
+    ``jit_compile=True``, in a model exported as SavedModel, or under a ``tf.distribute`` strategy with several replicas
+    in one process, which would share a memory. In a file of ``model.save("model.keras")`` the memory is left out.
+    It has no second derivative.
+
+    Args:
+        forward: Operator of activations, such as ``"topk:ratio=0.1"``; see ``hvd_compress.pipeline.OPERATORS``.
+        backward: Operator of gradients; besides those ``"shared"``, to send them where the activation that arrived was
+            not zero.
+        memory: ``"none"``; ``"ef"``: add what was not sent to the next message; ``"ef21"``: send how a message differs
+            from what the other end knows of the one before; ``"aqsgd:samples=n"``: send how the activation of a sample
+            has changed (see ``hvd_compress.pipeline.AQSGD``). Or a pair: that of activations, and that of gradients.
+            What goes uncompressed has no memory.
+        inference: Whether activations are compressed outside of training, too; then always without a memory.
+        **kwargs: Of a Keras layer. ``name`` is part of the seeds of random operators: give one, as those that Keras
+            makes up depend on the layers that there were before.
+
+    Raises:
+        SpecError: If an operator or a memory is not known, not allowed, or does not go with the others.
+    """
+
+    supports_jit = False
+    """Tells Keras 3, which compiles by XLA what it may."""
+
+    def __init__(
+        self,
+        forward: str | Method = "none",
+        backward: str | Method = "none",
+        memory: Memory | tuple[Memory, Memory] = "none",
+        inference: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(autocast=False, **kwargs)  # activations keep their dtype
+        memory = tuple(memory) if isinstance(memory, list) else memory  # what JSON makes of a pair
+        self.supports_masking = True
+        self.settings = Settings.of(forward, backward, memory, inference)
+        self._streams = streams(self.settings, self.name)
+        self._meters = Meter(), Meter()
+
+    def call(self, inputs: Tensor, ids: Tensor | None = None, training: Any = None) -> Tensor:
+        """What the next stage receives.
+
+        Args:
+            inputs: Activations, floating-point; the first axis is that of samples. Or ``[activations, ids]``.
+            ids: Of the samples, whole numbers of shape (samples,), with a memory of ``aqsgd`` in training. As an input
+                of a model: ``tf.keras.Input((), dtype="int64")``.
+            training: Whether memories are used. Keras knows in ``fit``, ``evaluate`` and ``predict``; in a loop of your
+                own, write ``model(x, training=True)``.
+
+        Returns:
+            Shape and dtype of the activations.
+
+        Raises:
+            BoundaryError: If activations or ids cannot be, or do not go with those before. What is seen only when a
+                graph is run, such as another size of minibatch with a memory of ``ef``, ends the step with a
+                ``tf.errors.UnknownError`` that has this message.
+        """
+        x, ids = inputs if isinstance(inputs, list | tuple) else (inputs, ids)
+        x = tf.convert_to_tensor(x)
+        check_carried(x.dtype.name, (None,) if x.shape.rank is None else x.shape.as_list())
+        training = tf.cast(False if training is None else training, tf.bool)
+
+        def cross(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+            y = self._forth(x, training, ids)
+            # The mask is read off y, so that calls which are under way at one time cannot mistake each other's.
+            return y, lambda gradient: self._back(tf.convert_to_tensor(gradient), training, y)
+
+        return tf.custom_gradient(cross)(x)
+
+    def _forth(self, x: Tensor, training: Tensor, ids: Tensor | None) -> Tensor:
+        dtype = x.dtype.name
+
+        def run(x: Arr, training: Any, *ids: Arr) -> Arr:
+            return self._carry(x, 0, Call(x.shape, dtype, bool(training), *ids))
+
+        return _on_host(run, x, training, *([] if ids is None else [ids]))
+
+    def _back(self, gradient: Tensor, training: Tensor, y: Tensor) -> Tensor:
+        dtype = gradient.dtype.name
+
+        def run(gradient: Arr, training: Any, *y: Arr) -> Arr:
+            return self._carry(gradient, 1, Call(gradient.shape, dtype, bool(training)), *map(np.flatnonzero, y))
+
+        return _on_host(run, gradient, training, *([_wide(y)] if self.settings.shares_mask else []))
+
+    def _carry(self, x: Arr, direction: int, call: Call, mask: Arr | None = None) -> Arr:
+        """What arrives at the other end.
+
+        Args:
+            x: Activations or gradients, in the precision of the call.
+            direction: 0 forward, 1 back.
+            call: What the other end knows, too.
+            mask: Where gradients go, if they share the mask of activations.
+        """
+        check_carried(call.dtype, x.shape)
+        meter = self._meters[direction]
+        with meter.time("encode"):
+            # A copy, as encoding may overwrite what here is the memory of a tensor.
+            sent = self._streams[direction].encode(NumpyCompiledOps(), x.flatten(), call, mask)
+        count(meter, call, wire.size(sent.payload.size, call.ids))
+        arrived: Arr = sent.decoded.reshape(call.shape)
+        return arrived
+
+    def stats(self) -> BoundaryStats:
+        """What two stages would have sent each other in training so far."""
+        return BoundaryStats(*(Traffic.of(meter) for meter in self._meters))
+
+    def get_config(self) -> dict[str, Any]:
+        """What makes a layer like this one, without what it remembers. Operators are specs."""
+        config: dict[str, Any] = super().get_config()
+        return config | self.settings.specs()
+
+
+def _on_host(function: Callable[..., Arr], x: Tensor, *more: Tensor) -> Tensor:
+    """What a function of numpy arrays makes of a tensor: shape and dtype of ``x``.
+
+    In a graph such calls have effects, so each is run once, in the order of the program.
+    """
+    wide = _wide(x)
+    y = tf.numpy_function(function, [wide, *more], wide.dtype)
+    return tf.cast(tf.ensure_shape(y, x.shape), x.dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In the precision that is computed in."""
+    return x if x.dtype == tf.float64 else tf.cast(x, tf.float32)
