@@ -8,7 +8,9 @@ from pathlib import Path
 
 from docs.documents import ROOT
 
-MODULES = [""] + [f".{name}" for name in ("torch", "tensorflow", "keras", "mpi", "lab")]
+MODULES = [""] + [
+    f".{name}" for name in ("torch", "tensorflow", "keras", "mpi", "lab", "pipeline.torch", "pipeline.tensorflow")
+]
 
 
 def test_each_public_name_has_its_place(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_replicas_of_two_stages() -> None:
     job("horovod", 4, "equality", "4", "2")
 
 
-@pytest.mark.parametrize(("link", "ranks"), [("mpi", 3), ("horovod", 2)])
+@pytest.mark.parametrize(("link", "ranks"), [("mpi", 3), ("horovod", 3)])
 def test_compressed_it_is_as_in_one_process(link: str, ranks: int) -> None:
     job(link, ranks, "compressed")
 
@@ -102,4 +102,4 @@ def test_a_stage_that_is_killed_ends_the_job(link: str) -> None:
     """The launcher sees to that, or the error of the stages beside it."""
     printed, first, _ = errors(link, "killed")
     assert 1 not in first
-    assert "signal 9" in printed or "Exit code: -9" in printed or "lost the connection" in printed, printed
+    assert any(words in printed for words in ("signal 9", "Exit code: 137", "lost the connection")), printed

@@ -32,6 +32,9 @@ _NAP = 0.0002
 _NAMES = 256
 """After so many messages names come again; there are never as many under way."""
 
+_SETS: dict[tuple[int, ...], hvd.ProcessSet] = {}
+"""Those that were made, as Horovod makes each only once."""
+
 
 def rank_and_size() -> tuple[int, int]:
     """This process, and how many there are.
@@ -53,13 +56,16 @@ def process_set(ranks: list[int]) -> hvd.ProcessSet:
     _require()
     if len(ranks) == hvd.size():
         return hvd.global_process_set
-    try:
-        return hvd.add_process_set(ranks)
-    except ValueError as error:
-        raise UnsupportedError(
-            f"Horovod cannot make the process set of ranks {ranks} ({error}): initialise it with"
-            ' hvd.init(process_sets="dynamic"), and make the pipeline once'
-        ) from error
+    known = _SETS.get(tuple(ranks))
+    if known is None or known.process_set_id is None:  # Horovod forgets them when it is shut down
+        try:
+            known = _SETS[tuple(ranks)] = hvd.add_process_set(ranks)
+        except ValueError as error:
+            raise UnsupportedError(
+                f"Horovod cannot make the process set of ranks {ranks} ({error}): initialise it with"
+                ' hvd.init(process_sets="dynamic"), and leave sets of these ranks to the pipeline'
+            ) from error
+    return known
 
 
 def _require() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 from hvd_compress.errors import SpecError
 from hvd_compress.pipeline.torch.end import Link
+
+_PIPELINES = itertools.count()
+"""Those of this process: all ranks make them in one order, so that the names of messages can tell them apart."""
 
 
 class Layout(NamedTuple):
@@ -109,12 +113,13 @@ def _by_horovod(stages: int) -> Connection:
 
     layout = Layout(*rank_and_size(), stages).check()
     links: dict[int, HorovodLink] = {}
+    pipeline = next(_PIPELINES)
     for rank in range(layout.ranks - 1):
         if (rank + 1) % stages:  # otherwise the next rank belongs to the next replica
             pair = process_set([rank, rank + 1])
             if layout.rank in (rank, rank + 1):
                 other = rank + 1 if layout.rank == rank else rank
-                name = f"hvd_compress.pipeline.{rank}"
+                name = f"hvd_compress.pipeline{pipeline}.{rank}"
                 links[other] = HorovodLink(pair, name, layout.rank == rank, _peer(layout, other))
     back, ahead = (None if rank is None else links[rank] for rank in (layout.neighbour(-1), layout.neighbour(1)))
     return Connection(layout, back, ahead, _replicas(layout))

@@ -102,7 +102,7 @@ class Pipeline:
         """Go forward and back through a minibatch; to be called on all ranks.
 
         Args:
-            inputs: On the first stage; the first axis is that of samples.
+            inputs: On the first stage; the first axis is that of samples. Other stages do not look at them.
             targets: On the last stage.
             ids: Of the samples, on the first stage, if a boundary has a memory of ``aqsgd``.
 
@@ -115,7 +115,7 @@ class Pipeline:
         """
         with self._telling_others():
             parts, labels = self._parts(inputs, "inputs", self.is_first), self._parts(targets, "targets", self.is_last)
-            names = self._parts(None if ids is None else torch.as_tensor(ids), "ids", False)
+            names = () if ids is None else self._parts(torch.as_tensor(ids), "ids", self.is_first)
             self._expect(forward=True, backward=True)
             samples, total = sum(len(part) for part in labels), 0.0
             running: dict[int, tuple[Tensor, Tensor]] = {}
@@ -160,10 +160,10 @@ class Pipeline:
 
     def _parts(self, batch: Tensor | None, name: str, needed: bool) -> Sequence[Tensor]:
         """The microbatches of what was given; nothing where it is not of use."""
-        if batch is None:
-            if needed:
-                raise BoundaryError(f"{self._name} needs {name}: give them on this rank")
+        if not needed:
             return ()
+        if batch is None:
+            raise BoundaryError(f"{self._name} needs {name}: give them on this rank")
         if len(batch) < self._microbatches:
             raise BoundaryError(
                 f"{len(batch)} {name} cannot be cut into {self._microbatches} microbatches: leave out the last"

@@ -1,0 +1,227 @@
+"""What compression between stages does to training: the study of Rudakov et al. (2024), on a small scale.
+
+A CNN of the shape of ResNet-18 on Fashion-MNIST and a small GPT on a text, both cut into four stages inside one
+process, are trained with compressed boundaries, and tested with compressed activations and without. Run::
+
+    python examples/pytorch/boundary_study.py study.json --text /usr/share/common-licenses/GPL-3
+    python examples/pytorch/boundary_study.py study.json --show
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from stages import cut, cut_gpt
+from torch import Tensor, nn
+
+from hvd_compress.lab.tasks.data import fashion
+from hvd_compress.pipeline.torch import CompressedBoundary
+
+STAGES, BATCH, LENGTH = 4, 64, 64
+
+
+class Case(NamedTuple):
+    """What a model is trained with.
+
+    Attributes:
+        table: Where its results stand.
+        task: ``"cnn"`` or ``"gpt"``.
+        forward: Operator of activations.
+        backward: Operator of gradients.
+        memory: Of activations, and of gradients.
+    """
+
+    table: str
+    task: str
+    forward: str = "none"
+    backward: str = "none"
+    memory: tuple[str, str] = ("none", "none")
+
+
+def cases(task: str) -> Iterator[Case]:
+    """All that is tried with a task."""
+    yield Case("No compression", task)
+    for percent in (50, 30, 20, 10, 5, 2):
+        topk = f"topk:ratio={percent / 100}"
+        yield Case("Top-k of activations and of gradients, independent masks", task, topk, topk)
+        yield Case("Top-k, gradients by the mask of activations", task, topk, "shared")
+        if task == "cnn":
+            if percent in (30, 10, 5, 2):
+                yield Case("Top-k of activations alone", task, topk)
+                yield Case("Top-k of gradients alone", task, "none", topk)
+            if percent in (10, 5):
+                for memory in (("none", "ef"), ("ef", "ef"), ("ef21", "ef21")):
+                    yield Case("Top-k with error feedback", task, topk, topk, memory)
+            if percent >= 10:
+                yield Case("Top-k of how activations change (AQ-SGD)", task, topk, topk, ("aqsgd", "none"))
+    for bits in (8, 6, 4, 2):
+        quantise = f"minmax:bits={bits}"
+        yield Case("Quantised activations alone", task, quantise)
+        yield Case("Quantised gradients alone", task, "none", quantise)
+
+
+class Task(NamedTuple):
+    """Samples to train on and to test on.
+
+    Attributes:
+        stages: Of the model.
+        train: Inputs and targets.
+        test: Inputs and targets.
+        epochs: How often all samples are gone through.
+        batch: Of a step.
+        lr: Learning rate at first.
+    """
+
+    stages: list[nn.Module]
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    epochs: int
+    batch: int
+    lr: float
+
+
+def cnn(args: argparse.Namespace) -> Task:
+    """Images."""
+    data = fashion(args.data)
+
+    def images(pixels: Any, labels: Any, count: int) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(data.scaled(pixels[:count])).unsqueeze(1), torch.from_numpy(labels[:count])
+
+    train = images(data.train, data.train_labels, args.images)
+    test = images(data.test, data.test_labels, args.images // 2)
+    return Task(cut(8, STAGES), train, test, args.epochs, BATCH, args.lr)
+
+
+def gpt(args: argparse.Namespace) -> Task:
+    """Pieces of a text, whose last tenth is for the test."""
+    text = np.fromfile(args.text, np.uint8)[: args.bytes]
+    pieces = torch.from_numpy(np.lib.stride_tricks.sliding_window_view(text, LENGTH + 1)[:: LENGTH // 2].astype(int))
+    split = len(pieces) * 9 // 10
+    train, test = ((part[:, :-1], part[:, 1:]) for part in (pieces[: split - 1], pieces[split:]))
+    return Task(cut_gpt(64, 4, STAGES, LENGTH, STAGES), train, test, 2 * args.epochs, 16, 2e-3)
+
+
+def run(args: argparse.Namespace, case: Case, seed: int) -> dict[str, Any]:
+    """Train once, and test with compressed activations and without."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    task = {"cnn": cnn, "gpt": gpt}[case.task](args)
+    x, y = task.train
+    first, second = (f"aqsgd:samples={len(x)}" if name == "aqsgd" else name for name in case.memory)
+    boundaries = [
+        CompressedBoundary(case.forward, case.backward, (first, second), name=f"boundary{place}")
+        for place in range(STAGES - 1)
+    ]
+    model, passes = nn.ModuleList([*task.stages, *boundaries]), len(x) // task.batch
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=task.lr)
+    if case.task == "cnn":
+        optimizer = torch.optim.SGD(model.parameters(), lr=task.lr, momentum=0.9, weight_decay=5e-4)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, task.epochs * passes)
+
+    def output(inputs: Tensor, ids: Tensor | None, compressed: bool = True) -> Tensor:
+        for place, stage in enumerate(task.stages):
+            inputs = stage(inputs)
+            if compressed and place < STAGES - 1:
+                inputs = boundaries[place](inputs, ids)
+        return inputs
+
+    for _ in range(task.epochs):
+        for ids in torch.randperm(len(x))[: passes * task.batch].view(passes, -1):
+            optimizer.zero_grad()
+            scores = output(x[ids], ids if "aqsgd" in case.memory else None)
+            nn.functional.cross_entropy(scores.flatten(0, -2), y[ids].flatten()).backward()
+            optimizer.step()
+            schedule.step()
+    stats = [boundary.stats() for boundary in boundaries]
+    sent = sum(way.bytes_sent for one in stats for way in one) / (task.epochs * passes)
+    model.eval()
+    scored = {}
+    with torch.no_grad():
+        for name, compressed in (("compressed", True), ("plain", False)):
+            parts = zip(*(t.split(task.batch) for t in task.test), strict=True)
+            found = [(output(inputs, None, compressed), labels) for inputs, labels in parts]
+            scored[name] = metric(case.task, torch.cat([s for s, _ in found]), torch.cat([t for _, t in found]))
+    return {**case._asdict(), "seed": seed, "bytes_per_step": round(sent), **scored}
+
+
+def metric(task: str, scores: Tensor, targets: Tensor) -> float:
+    """Accuracy in percent of images, perplexity of a byte of text."""
+    if task == "cnn":
+        return 100 * float((scores.argmax(1) == targets).float().mean())
+    return math.exp(min(50, float(nn.functional.cross_entropy(scores.flatten(0, 1), targets.flatten()))))
+
+
+def case_of(row: dict[str, Any]) -> Case:
+    """What a result is of."""
+    return Case(row["table"], row["task"], row["forward"], row["backward"], (row["memory"][0], row["memory"][1]))
+
+
+def told(values: Sequence[float]) -> str:
+    """The mean, and how far the seeds are apart."""
+    return f"{np.mean(values):.1f} ± {(max(values) - min(values)) / 2:.1f}"
+
+
+def tables(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Lines of Markdown."""
+    for task, what in (("cnn", "Accuracy in %"), ("gpt", "Perplexity of a byte")):
+        yield f"\n{what} (mean over the seeds, ± half of the range):"
+        mine = [row for row in rows if row["task"] == task]
+        for table in dict.fromkeys(row["table"] for row in mine):
+            yield f"\n{table}:\n"
+            yield "| activations | gradients | memory | bytes per step | tested compressed | uncompressed |"
+            yield "| --- | --- | --- | ---: | ---: | ---: |"
+            keys = [(r["forward"], r["backward"], tuple(r["memory"])) for r in mine if r["table"] == table]
+            for key in dict.fromkeys(keys):
+                found = [r for r in mine if (r["forward"], r["backward"], tuple(r["memory"])) == key]
+                found = [r for r in found if r["table"] == table]
+                yield (
+                    f"| {key[0]} | {key[1]} | {', '.join(dict.fromkeys(key[2]))} | {found[0]['bytes_per_step']:,} |"
+                    f" {told([r['compressed'] for r in found])} | {told([r['plain'] for r in found])} |"
+                )
+
+
+def main() -> None:
+    """Do the runs that the file does not have yet, and show all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path, help="the file with the results; what it has is not done again")
+    parser.add_argument("--show", action="store_true", help="only show it, as Markdown")
+    parser.add_argument("--text", default="", help="of the GPT; without it there is the CNN alone")
+    parser.add_argument("--data", default="", metavar="FOLDER", help="of Fashion-MNIST; default: that of Debian")
+    parser.add_argument("--seeds", default=3, type=int, help="default: %(default)s")
+    parser.add_argument("--images", default=2048, type=int, help="to train on; default: %(default)s")
+    parser.add_argument("--bytes", default=30_000, type=int, help="of the text; default: %(default)s")
+    parser.add_argument("--epochs", default=5, type=int, help="of the CNN; default: %(default)s")
+    parser.add_argument("--lr", default=0.05, type=float, help="of the CNN; default: %(default)s")
+    parser.add_argument("--processes", default=2, type=int, help="at the same time; default: %(default)s")
+    args = parser.parse_args()
+    rows = json.loads(args.output.read_text()) if args.output.exists() else []
+    if not args.show:
+        done = {(*case_of(row), row["seed"]) for row in rows}
+        wanted = [case for task in ("cnn", *(["gpt"] if args.text else [])) for case in cases(task)]
+        left = [(case, seed) for seed in range(args.seeds) for case in wanted if (*case, seed) not in done]
+        with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
+            for number, row in enumerate(pool.imap_unordered(partial(_run, args), left), start=1):
+                rows.append(row)
+                args.output.write_text(json.dumps(sorted(rows, key=str), indent=1) + "\n")
+                print(f"{number} of {len(left)}: {row}", file=sys.stderr, flush=True)
+    order = [case for task in ("cnn", "gpt") for case in cases(task)]
+    rows.sort(key=lambda row: order.index(case_of(row)))
+    print("\n".join(tables(rows)))
+
+
+def _run(args: argparse.Namespace, what: tuple[Case, int]) -> dict[str, Any]:
+    return run(args, *what)
+
+
+if __name__ == "__main__":
+    main()
