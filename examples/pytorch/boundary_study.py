@@ -29,45 +29,60 @@ from hvd_compress.pipeline.torch import CompressedBoundary
 
 STAGES, BATCH, LENGTH = 4, 64, 64
 
+MEMORIES = {
+    ("none", "ef"): "error feedback of gradients",
+    ("ef", "ef"): "error feedback of both",
+    ("ef21", "ef21"): "EF21 of both",
+    ("aqsgd", "none"): "AQ-SGD",
+}
+
 
 class Case(NamedTuple):
     """What a model is trained with.
 
     Attributes:
-        table: Where its results stand.
         task: ``"cnn"`` or ``"gpt"``.
         forward: Operator of activations.
         backward: Operator of gradients.
         memory: Of activations, and of gradients.
     """
 
-    table: str
     task: str
     forward: str = "none"
     backward: str = "none"
     memory: tuple[str, str] = ("none", "none")
 
+    @property
+    def column(self) -> str:
+        """Where its results stand."""
+        if self.memory in MEMORIES:
+            return MEMORIES[self.memory]
+        if self.backward == "none":
+            return "activations alone"
+        if self.forward == "none":
+            return "gradients alone"
+        return "both, shared mask" if self.backward == "shared" else "both"
+
 
 def cases(task: str) -> Iterator[Case]:
     """All that is tried with a task."""
-    yield Case("No compression", task)
+    yield Case(task)
     for percent in (50, 30, 20, 10, 5, 2):
         topk = f"topk:ratio={percent / 100}"
-        yield Case("Top-k of activations and of gradients, independent masks", task, topk, topk)
-        yield Case("Top-k, gradients by the mask of activations", task, topk, "shared")
+        yield Case(task, topk, topk)
+        yield Case(task, topk, "shared")
         if task == "cnn":
             if percent in (30, 10, 5, 2):
-                yield Case("Top-k of activations alone", task, topk)
-                yield Case("Top-k of gradients alone", task, "none", topk)
+                yield Case(task, topk)
+                yield Case(task, "none", topk)
             if percent in (10, 5):
                 for memory in (("none", "ef"), ("ef", "ef"), ("ef21", "ef21")):
-                    yield Case("Top-k with error feedback", task, topk, topk, memory)
+                    yield Case(task, topk, topk, memory)
             if percent >= 10:
-                yield Case("Top-k of how activations change (AQ-SGD)", task, topk, topk, ("aqsgd", "none"))
+                yield Case(task, topk, topk, ("aqsgd", "none"))
     for bits in (8, 6, 4, 2):
-        quantise = f"minmax:bits={bits}"
-        yield Case("Quantised activations alone", task, quantise)
-        yield Case("Quantised gradients alone", task, "none", quantise)
+        yield Case(task, f"minmax:bits={bits}")
+        yield Case(task, "none", f"minmax:bits={bits}")
 
 
 class Task(NamedTuple):
@@ -163,7 +178,7 @@ def metric(task: str, scores: Tensor, targets: Tensor) -> float:
 
 def case_of(row: dict[str, Any]) -> Case:
     """What a result is of."""
-    return Case(row["table"], row["task"], row["forward"], row["backward"], (row["memory"][0], row["memory"][1]))
+    return Case(row["task"], row["forward"], row["backward"], (row["memory"][0], row["memory"][1]))
 
 
 def told(values: Sequence[float]) -> str:
@@ -171,23 +186,35 @@ def told(values: Sequence[float]) -> str:
     return f"{np.mean(values):.1f} ± {(max(values) - min(values)) / 2:.1f}"
 
 
+def cell(rows: Sequence[dict[str, Any]]) -> str:
+    """Tested compressed, and without compression where that is not the same."""
+    if not rows:
+        return "-"
+    compressed, plain = (told([row[name] for row in rows]) for name in ("compressed", "plain"))
+    return compressed if case_of(rows[0]).forward == "none" else f"{compressed} / {plain}"
+
+
 def tables(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Lines of Markdown."""
-    for task, what in (("cnn", "Accuracy in %"), ("gpt", "Perplexity of a byte")):
-        yield f"\n{what} (mean over the seeds, ± half of the range):"
+    """Lines of Markdown: for each task and operator a table, a line for each of its strengths."""
+    for task, what in (("cnn", "Accuracy of the CNN in %"), ("gpt", "Perplexity of a byte with the GPT")):
         mine = [row for row in rows if row["task"] == task]
-        for table in dict.fromkeys(row["table"] for row in mine):
-            yield f"\n{table}:\n"
-            yield "| activations | gradients | memory | bytes per step | tested compressed | uncompressed |"
-            yield "| --- | --- | --- | ---: | ---: | ---: |"
-            keys = [(r["forward"], r["backward"], tuple(r["memory"])) for r in mine if r["table"] == table]
-            for key in dict.fromkeys(keys):
-                found = [r for r in mine if (r["forward"], r["backward"], tuple(r["memory"])) == key]
-                found = [r for r in found if r["table"] == table]
-                yield (
-                    f"| {key[0]} | {key[1]} | {', '.join(dict.fromkeys(key[2]))} | {found[0]['bytes_per_step']:,} |"
-                    f" {told([r['compressed'] for r in found])} | {told([r['plain'] for r in found])} |"
-                )
+        for name in ("topk", "minmax") if mine else ():
+            found = [row for row in mine if f"{row['forward']} {row['backward']}".count(name)]
+            columns = list(dict.fromkeys(case_of(row).column for row in found))
+            base = cell([row for row in mine if row["forward"] == row["backward"] == "none"])
+            yield f"\n{what}, tested compressed / uncompressed; {base} without compression:\n"
+            yield f"| `{name}` | " + " | ".join(columns) + " |"
+            yield "| --- |" + " ---: |" * len(columns)
+            for setting in dict.fromkeys(_setting(row) for row in found):
+                here = [[r for r in found if (_setting(r), case_of(r).column) == (setting, c)] for c in columns]
+                yield f"| {setting} | " + " | ".join(map(cell, here)) + " |"
+
+
+def _setting(row: dict[str, Any]) -> str:
+    """How strong the operator is."""
+    spec: str = row["backward"] if row["forward"] == "none" else row["forward"]
+    value = spec.partition("=")[2]
+    return f"{100 * float(value):.0f}%" if spec.startswith("topk") else f"{value} bits"
 
 
 def main() -> None:
@@ -202,12 +229,14 @@ def main() -> None:
     parser.add_argument("--bytes", default=30_000, type=int, help="of the text; default: %(default)s")
     parser.add_argument("--epochs", default=5, type=int, help="of the CNN; default: %(default)s")
     parser.add_argument("--lr", default=0.05, type=float, help="of the CNN; default: %(default)s")
+    parser.add_argument("--only", default="", metavar="SPEC", help="only what has this operator; default: all")
     parser.add_argument("--processes", default=2, type=int, help="at the same time; default: %(default)s")
     args = parser.parse_args()
     rows = json.loads(args.output.read_text()) if args.output.exists() else []
     if not args.show:
         done = {(*case_of(row), row["seed"]) for row in rows}
-        wanted = [case for task in ("cnn", *(["gpt"] if args.text else [])) for case in cases(task)]
+        tasks = ["cnn", "gpt"] if args.text else ["cnn"]
+        wanted = [case for task in tasks for case in cases(task) if args.only in ("", case.forward, case.backward)]
         left = [(case, seed) for seed in range(args.seeds) for case in wanted if (*case, seed) not in done]
         with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
             for number, row in enumerate(pool.imap_unordered(partial(_run, args), left), start=1):

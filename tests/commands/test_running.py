@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from docs.documents import Block, blocks
+from docs.documents import ROOT, Block, blocks
 from docs.test_commands import MINE, STAND_INS, name_of, specs_of
 from lab.files import write_images, write_text
 
@@ -47,6 +47,47 @@ def test_commands_run(words: list[str], tmp_path: Path) -> None:
     if "--hosts" in words:
         asked += ["--hosts", "2"]
     run_command([*asked, *SMALL.get(name_of(words), [])], tmp_path)
+
+
+FEW_IMAGES = ["--images", "64", "--epochs", "1", "--bytes", "4000"]
+
+
+def test_the_study_of_boundaries_runs(tmp_path: Path) -> None:
+    program, write = ROOT / "examples" / "pytorch" / "boundary_study.py", write_text(tmp_path / "text.txt")
+    data = ["--data", write_images(tmp_path), "--text", write]
+    command: list[str | Path] = [
+        sys.executable,
+        program,
+        "study.json",
+        *data,
+        *FEW_IMAGES,
+        "--seeds",
+        "1",
+        "--only",
+        "minmax:bits=2",
+    ]
+    told = [subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True) for _ in range(2)]
+    assert told[0].stdout == told[1].stdout and "| 2 bits |" in told[0].stdout
+    assert told[1].stderr == ""  # nothing is done again
+
+
+@pytest.mark.skipif(not able, reason="emulated hosts need root, and ip and tc")
+def test_pipelines_on_emulated_hosts_run(tmp_path: Path) -> None:
+    program, folder = ROOT / "examples" / "pytorch" / "pipeline_speed.py", write_images(tmp_path)
+    few = ["--train", "64", "--test", "32", "--batch", "16", "--epochs", "1", "--width", "4", "--data", str(folder)]
+    command: list[str | Path] = [
+        sys.executable,
+        program,
+        "fp16/fp16",
+        "topk:ratio=0.1/shared",
+        "--hosts",
+        "2",
+        "--seeds",
+        "1",
+        *few,
+    ]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "| topk:ratio=0.1 | shared |" in told and "2 emulated hosts, 100mbit; 1 seeds." in told
 
 
 def fewer(words: list[str]) -> list[str]:
