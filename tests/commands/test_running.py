@@ -49,23 +49,13 @@ def test_commands_run(words: list[str], tmp_path: Path) -> None:
     run_command([*asked, *SMALL.get(name_of(words), [])], tmp_path)
 
 
-FEW_IMAGES = ["--images", "64", "--epochs", "1", "--bytes", "4000"]
+FEW_IMAGES = ["--images", "64", "--epochs", "1", "--bytes", "4000", "--seeds", "1"]
 
 
 def test_the_study_of_boundaries_runs(tmp_path: Path) -> None:
-    program, write = ROOT / "examples" / "pytorch" / "boundary_study.py", write_text(tmp_path / "text.txt")
-    data = ["--data", write_images(tmp_path), "--text", write]
-    command: list[str | Path] = [
-        sys.executable,
-        program,
-        "study.json",
-        *data,
-        *FEW_IMAGES,
-        "--seeds",
-        "1",
-        "--only",
-        "minmax:bits=2",
-    ]
+    program, text = ROOT / "examples" / "pytorch" / "boundary_study.py", write_text(tmp_path / "text.txt")
+    few = ["--data", str(write_images(tmp_path)), "--text", str(text), "--only", "minmax:bits=2", *FEW_IMAGES]
+    command = [sys.executable, str(program), "study.json", *few]
     told = [subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True) for _ in range(2)]
     assert told[0].stdout == told[1].stdout and "| 2 bits |" in told[0].stdout
     assert told[1].stderr == ""  # nothing is done again

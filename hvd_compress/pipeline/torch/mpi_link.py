@@ -55,7 +55,7 @@ class Courier:
         self._inboxes: dict[tuple[int, int], queue.SimpleQueue[Bytes]] = {}
         self._arriving: dict[tuple[int, int], deque[tuple[MPI.Request, Bytes]]] = {}
         self._leaving: list[tuple[MPI.Request, Bytes]] = []
-        self._unsent = 0
+        self._queued = self._done = 0  # messages; the one is counted by who sends, the other by the thread
         self._ending = threading.Event()
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="hvd_compress.pipeline", daemon=True)
@@ -73,13 +73,13 @@ class Courier:
 
     def send(self, rank: int, tag: int, data: Bytes) -> None:
         """Begin to send."""
-        self._unsent += 1
+        self._queued += 1
         self._outgoing.put((rank, tag, data))
 
     def flush(self, timeout: float) -> None:
         """Wait until all has left, but no longer than so many seconds."""
         end = time.monotonic() + timeout
-        while self._unsent and self._thread.is_alive() and time.monotonic() < end:
+        while self._queued > self._done and self._thread.is_alive() and time.monotonic() < end:
             time.sleep(_NAP)
 
     def close(self) -> None:
@@ -105,7 +105,8 @@ class Courier:
             moved += 1
         left = [(request, data) for request, data in self._leaving if not request.Test()]
         done = len(self._leaving) - len(left)
-        self._leaving, self._unsent = left, self._unsent - done
+        self._leaving = left
+        self._done += done
         return moved + done
 
     def _receive(self) -> int:

@@ -1,0 +1,60 @@
+"""Pipelines that cannot be, and where ranks are; those that run are in test_jobs.py."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from torch import nn
+
+from hvd_compress.errors import SpecError
+from hvd_compress.pipeline.torch import CompressedBoundary, Pipeline
+from hvd_compress.pipeline.torch.layout import Layout
+
+TWO = [nn.Linear(2, 2), nn.Linear(2, 2)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"microbatches": 0}, "microbatches=0 is not allowed"),
+        ({"link": "tcp"}, "link='tcp' is not allowed: it must be 'mpi' or 'horovod'"),
+        ({"link": "horovod", "comm": 1}, "comm= goes with link='mpi'"),
+        ({"link": "horovod"}, r"need an initialised Horovod: call hvd\.init\(process_sets=\"dynamic\"\) before"),
+        ({"boundary": [CompressedBoundary()] * 2}, "boundary has 2 elements: 2 stages have 1 places between them"),
+    ],
+)
+def test_pipelines_that_cannot_be(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError, match=words):
+        Pipeline(TWO, nn.functional.mse_loss, **arguments)
+
+
+def test_ranks_are_dealt_out_replica_by_replica() -> None:
+    layouts = [Layout(rank, 6, 3).check() for rank in range(6)]
+    assert [(one.stage, one.replica) for one in layouts] == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]
+    assert [one.neighbour(1) for one in layouts] == [1, 2, None, 4, 5, None]
+    assert [one.neighbour(-1) for one in layouts] == [None, 0, 1, None, 3, 4]
+    assert {one.replicas for one in layouts} == {2}
+
+
+@pytest.mark.parametrize(("ranks", "stages"), [(3, 2), (2, 3), (1, 0)])
+def test_stages_that_do_not_fit(ranks: int, stages: int) -> None:
+    with pytest.raises(SpecError, match=f"{stages} stages do not fit {ranks} ranks: run with as many ranks"):
+        Layout(0, ranks, stages).check()
+
+
+@pytest.mark.parametrize(("package", "link", "extra"), [("mpi4py", "mpi", "mpi"), ("horovod", "horovod", "torch")])
+def test_a_missing_package_is_named_with_its_cure(package: str, link: str, extra: str) -> None:
+    code = f"""
+import sys
+sys.modules["{package}"] = None
+from hvd_compress.pipeline.torch import Pipeline
+try:
+    Pipeline([], None, link="{link}")
+except ImportError as error:
+    print(type(error).__name__, error)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert found.startswith("MissingPackageError") and f"pip install 'hvd-compress[{extra}]'" in found
