@@ -97,4 +97,4 @@ def test_a_stage_that_is_killed_ends_the_job(link: str) -> None:
     """The launcher sees to that, or the error of the stages beside it."""
     printed, first, _ = errors(link, "killed")
     assert ("killed", 1) not in first
-    assert any(words in printed for words in ("signal 9", "Exit code: 137", "lost the connection")), printed
+    assert "signal 9" in printed or "Process 1 exit with status code 137" in printed, printed
