@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import AllGather, AllToAll, Array, Collective, Exchange, State, World, take_branches
+from hvd_compress.collectives import AllGather, AllReduce, Array, Collective, Exchange, State, World, take_branches
 from hvd_compress.errors import ExchangeError
-from hvd_compress.lowering import lower
 from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops, wrong_length
 
@@ -91,7 +90,7 @@ def _reply(ops: Ops, message: Collective, array: Array) -> Array:
 def _run(
     ops: Ops, method: Method, bucket: Bucket, x: Array, state: State, answer: Callable[[Collective], Array]
 ) -> Exchange:
-    running = take_branches(lower(method.exchange(ops, bucket, x, state, _ALONE), ops, _ALONE))
+    running = take_branches(method.exchange(ops, bucket, x, state, _ALONE))
     reply: Any = None
     while True:
         try:
@@ -99,5 +98,5 @@ def _run(
         except StopIteration as end:
             exchange: Exchange = end.value
             return exchange
-        assert not isinstance(message, AllToAll), f"{method!r} is no operator of a boundary"
+        assert isinstance(message, AllReduce | AllGather), f"{method!r} is no operator of a boundary"
         reply = answer(message)

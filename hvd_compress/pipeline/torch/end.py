@@ -56,7 +56,8 @@ class End:
     def __init__(
         self, settings: Settings, name: str, link: Link, ahead: bool, device: torch.device, timeout: float
     ) -> None:
-        self._settings, self._link, self._ahead = settings, link, ahead
+        self._shares_mask, self._fingerprint = settings.shares_mask, settings.fingerprint
+        self._link, self._ahead = link, ahead
         self._ops, self._device, self._timeout = torch_ops(device), device, timeout
         forward, backward = streams(settings, name)
         self._out, self._in = (forward, backward) if ahead else (backward, forward)
@@ -76,7 +77,7 @@ class End:
             call = call_of(x, training, ids)
             encoded = self._out.encode(self._ops, flat(x, call), call, self._masks.pop(microbatch, None))
             message = Message(encoded.kind, call, microbatch, to_host(encoded.payload))
-            data = wire.pack(message, self._settings.fingerprint)
+            data = wire.pack(message, self._fingerprint)
             self._remember(encoded.decoded, microbatch, call, forward=self._ahead)
         count(self._sent, call, data.size)
         self._link.send(data)
@@ -86,9 +87,7 @@ class End:
         with self._received.time("wait"):
             data = self._link.receive(self._timeout)
         with self._received.time("decode"):
-            kind, call, _, payload = wire.unpack(
-                data, microbatch, self._settings.fingerprint, training, self._link.peer
-            )
+            kind, call, _, payload = wire.unpack(data, microbatch, self._fingerprint, training, self._link.peer)
             shape = self._shapes.pop(microbatch, call.shape)
             if call.shape != shape:
                 raise BoundaryError(
@@ -105,7 +104,7 @@ class End:
         """Keep what the way back needs of activations."""
         if call.training and forward:
             self._shapes[microbatch] = call.shape
-            if self._settings.shares_mask:
+            if self._shares_mask:
                 self._masks[microbatch] = mask_of(decoded)
 
     def stop(self, reason: str) -> None:
