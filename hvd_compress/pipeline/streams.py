@@ -19,6 +19,7 @@ from hvd_compress.pipeline.exchanging import receive, send
 from hvd_compress.pipeline.operators import Mask, SharedMask
 from hvd_compress.pipeline.samples import AQSGD, SampleStore
 from hvd_compress.pipeline.settings import FEEDBACK, Memory, Settings
+from hvd_compress.state import flatten
 
 Ids: TypeAlias = Any
 
@@ -110,6 +111,7 @@ class Stream:
 
     def __init__(self, name: str, method: Method, memory: Memory, inference: bool) -> None:
         self._inference = inference
+        self._told = f"{name} ({method!r}, memory={memory!r})"
         self._plain = _Plain(name, method)
         self._training: _Codec = self._plain
         if isinstance(memory, AQSGD):
@@ -141,6 +143,21 @@ class Stream:
             return ops.from_bytes(payload, (call.precision, call.numel))[0]
         return self._codec(call).decode(ops, payload, call, mask)
 
+    def check_again(self, ops: Ops, call: Call) -> None:
+        """Refuse to compress a message a second time, as where activations are computed again in the backward pass.
+
+        Raises:
+            BoundaryError: If what is sent depends on the messages before, among them this very one.
+        """
+        if (call.training or self._inference) and not self._codec(call).repeats(ops, call):
+            raise BoundaryError(
+                f"{self._told} compresses by what it remembers of earlier messages, or by new random numbers each time;"
+                " so activations that are computed again in the backward pass (torch.utils.checkpoint,"
+                " tf.recompute_grad) would be others than those of the forward pass: leave the boundary out of what is"
+                " computed again, and treat the layers before and behind it on their own; or take an operator such as"
+                " topk or minmax with memory='none'"
+            )
+
     def _codec(self, call: Call) -> _Codec:
         return self._training if call.training else self._plain
 
@@ -161,6 +178,11 @@ class _Codec(ABC):
     @abstractmethod
     def decode(self, ops: Ops, payload: Array, call: Call, mask: Array | None) -> Array:
         """What the other end has sent."""
+
+    def repeats(self, ops: Ops, call: Call) -> bool:
+        """Whether an activation is compressed to the same message each time."""
+        del ops, call
+        return False
 
 
 class _Plain(_Codec):
@@ -193,6 +215,9 @@ class _Plain(_Codec):
         self._keep(bucket, exchange.state)
         return exchange.total
 
+    def repeats(self, ops: Ops, call: Call) -> bool:
+        return not flatten(self._method.init(ops, call.bucket(self._name), 1))
+
     def _keep(self, bucket: Bucket, state: State) -> None:
         if bucket in self._states:
             self._states[bucket] = state
@@ -204,6 +229,9 @@ class _Feedback(_Plain):
     def __init__(self, name: str, method: Method, memory: str) -> None:
         super().__init__(name, method)
         self._memory = memory
+
+    def repeats(self, ops: Ops, call: Call) -> bool:
+        return False
 
     def _state(self, ops: Ops, bucket: Bucket, mask: Array | None) -> State:
         if self._states and bucket not in self._states:

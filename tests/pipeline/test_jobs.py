@@ -10,6 +10,8 @@ import pytest
 from launching import horovodrun, run
 from test_mpi import AS_ROOT, mpirun
 
+pytestmark = pytest.mark.jobs
+
 FOLDER = Path(__file__).resolve().parent
 
 
@@ -19,7 +21,7 @@ def job(link: str, ranks: int, name: str, *arguments: str, controller: str = "gl
     if link == "mpi":
         printed = mpirun(ranks, program, link, *arguments)
     else:
-        printed = horovodrun(ranks, controller, program, link, *arguments, timeout=120).stdout
+        printed = horovodrun(ranks, controller, program, link, *arguments, timeout=300).stdout
     assert printed.count("all is well on rank") == ranks, printed
     return printed
 
@@ -53,9 +55,9 @@ def errors(link: str, *cases: str, ranks: int = 3) -> tuple[str, Errors, Errors]
     program = FOLDER / "faults_job.py"
     if link == "mpi":
         launcher = ["mpirun", "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", "-n", str(ranks)]
-        result = run([*launcher, sys.executable, program, link, *cases], timeout=120, environment=AS_ROOT)
+        result = run([*launcher, sys.executable, program, link, *cases], timeout=300, environment=AS_ROOT)
     else:
-        result = horovodrun(ranks, "gloo", program, link, *cases, timeout=120, check=False)
+        result = horovodrun(ranks, "gloo", program, link, *cases, timeout=300, check=False)
     first = {(case, int(stage)): error for case, stage, error in re.findall(r"(\w+) (\d): (\w+: .*)", result.stdout)}
     again = {(case, int(stage)): error for case, stage, error in re.findall(r"(\w+) (\d) again: (.*)", result.stdout)}
     return result.stdout, first, again

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from worlds import ops_of
+from worlds import FRAMEWORKS, ops_of
 
 from hvd_compress.bucket import Bucket
 from hvd_compress.errors import ExchangeError, SpecError
@@ -32,7 +32,7 @@ def activations(seed: int = 0, bucket: Bucket = BUCKET) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).standard_normal(bucket.numel).astype(bucket.dtype)
 
 
-@pytest.fixture(params=["numpy", "torch", "tensorflow"], scope="module")
+@pytest.fixture(params=FRAMEWORKS, scope="module")
 def ops(request: pytest.FixtureRequest) -> Ops:
     return ops_of(request.param)
 

@@ -59,12 +59,14 @@ except CompressionError as error:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.jobs
 @pytest.mark.parametrize(("package", "link", "extra"), [("mpi4py", "mpi", "mpi"), ("horovod", "horovod", "torch")])
 def test_a_missing_package_is_named_with_its_cure(package: str, link: str, extra: str) -> None:
     said = refusal(link, f"sys.modules['{package}'] = None")
     assert said.startswith("MissingPackageError") and f"pip install 'hvd-compress[{extra}]'" in said
 
 
+@pytest.mark.jobs
 def test_horovod_must_have_been_initialised() -> None:
     said = refusal("horovod")
     assert said.startswith("SpecError") and 'call hvd.init(process_sets="dynamic") before' in said

@@ -21,6 +21,8 @@ from hvd_compress.pipeline.tensorflow import CompressedBoundary
 from hvd_compress.pipeline.torch import CompressedBoundary as TorchBoundary
 from hvd_compress.pipeline.wire import HEADER
 
+pytestmark = pytest.mark.tensorflow
+
 SHAPE = (6, 4, 5)
 
 Arr = npt.NDArray[Any]
@@ -329,6 +331,43 @@ def test_a_layer_is_made_again_from_its_configuration(spec: str) -> None:
 def test_configurations_of_objects_are_specs() -> None:
     config = CompressedBoundary(SampleTopK(ratio=0.5), memory=AQSGD(samples=3, limit=0.5)).get_config()
     assert config["forward"] == "topk:ratio=0.5" and config["memory"] == ["aqsgd:samples=3,limit=0.5", "none"]
+
+
+def recomputing(layer: Any, graph: bool, recompute: bool = True) -> list[Arr]:
+    """The gradients of a model whose middle is computed again in the backward pass."""
+    tf.keras.utils.set_random_seed(1)
+    first, before, behind = (tf.keras.layers.Dense(5, "tanh") for _ in range(3))
+
+    def middle(x: Any) -> Any:
+        return behind(layer(before(x), training=True))
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((tf.recompute_grad(middle) if recompute else middle)(first(x)) ** 2)
+        return tape.gradient(loss, [*first.weights, *before.weights, *behind.weights])
+
+    for part in (first, before, behind):
+        part.build((4, 5))
+    return [g.numpy() for g in (tf.function(step) if graph else step)(tf.constant(array(0, (4, 5))))]
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize(("spec", "memory"), [("qsgd", "none"), ("topk", "ef"), ("minmax", "ef21")])
+def test_activations_that_would_be_others_the_second_time_are_refused(spec: str, memory: str, graph: bool) -> None:
+    layer = CompressedBoundary(spec, memory=(memory, "none"), name="cut")
+    with pytest.raises(
+        (BoundaryError, tf.errors.UnknownError),
+        match=r"(?s)cut.forward \(.* leave the boundary out of what is computed again",
+    ):
+        recomputing(layer, graph)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("settings", [("none", "qsgd"), ("topk:ratio=0.3", "shared"), ("minmax:bits=4", "topk")])
+def test_activations_that_are_the_same_may_be_computed_again(settings: tuple[str, str], graph: bool) -> None:
+    once, again = (CompressedBoundary(*settings, name="cut") for _ in range(2))
+    same(recomputing(again, graph), recomputing(once, graph, recompute=False))
+    assert [traffic[:4] for traffic in again.stats()] == [traffic[:4] for traffic in once.stats()]
 
 
 def test_settings_that_cannot_be() -> None:

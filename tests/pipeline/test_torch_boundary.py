@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from hvd_compress.errors import BoundaryError
 from hvd_compress.pipeline.torch import CompressedBoundary
@@ -140,6 +143,68 @@ def test_the_last_minibatch_of_an_epoch() -> None:
     boundary(tensor(0))
     with pytest.raises(BoundaryError, match=r"began with float32 \(6, 4, 5\), and now there is float32 \(5, 4, 5\)"):
         boundary(tensor(0)[:5])
+
+
+def checkpointed(reentrant: bool, boundary: nn.Module) -> Tensor:
+    """The gradient of the weights of a model whose middle is computed again in the backward pass."""
+    torch.manual_seed(0)
+    first, middle = nn.Linear(5, 5), nn.Sequential(nn.Linear(5, 5), boundary, nn.Linear(5, 5), nn.Tanh())
+    y: Tensor = checkpoint(middle, first(tensor(0)), use_reentrant=reentrant)
+    torch.autograd.backward(y.square().sum())
+    return torch.cat([p.grad.flatten() for p in [*first.parameters(), *middle.parameters()] if p.grad is not None])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(
+    "settings", [("qsgd:bits=4", "none"), ("topk", "ef"), ("minmax", "ef21"), ("powersgd", "none")]
+)
+def test_activations_that_would_be_others_the_second_time_are_refused(
+    settings: tuple[str, str], reentrant: bool
+) -> None:
+    boundary = CompressedBoundary(settings[0], memory=(settings[1], "none"))
+    with pytest.raises(BoundaryError, match=r"boundary0.forward \(.* leave the boundary out of what is computed again"):
+        checkpointed(reentrant, boundary)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(
+    "settings", [("none", "qsgd"), ("topk:ratio=0.3", "shared"), ("minmax:bits=4", "topk"), ("fp16", "bf16")]
+)
+def test_activations_that_are_the_same_may_be_computed_again(settings: tuple[str, str], reentrant: bool) -> None:
+    once, again = CompressedBoundary(*settings), CompressedBoundary(*settings)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5), once, nn.Linear(5, 5), nn.Tanh())
+    model(tensor(0)).square().sum().backward()
+    expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    assert torch.equal(checkpointed(reentrant, again), expected)
+    assert [traffic[:4] for traffic in again.stats()] == [traffic[:4] for traffic in once.stats()]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_is_before_and_behind_a_boundary_may_be_computed_again(reentrant: bool) -> None:
+    found = []
+    uses: list[Callable[..., Any]] = [lambda part, x: part(x), partial(checkpoint, use_reentrant=reentrant)]
+    for use in uses:
+        torch.manual_seed(0)
+        before, behind = nn.Sequential(nn.Linear(5, 5), nn.Tanh()), nn.Sequential(nn.Linear(5, 5), nn.Tanh())
+        boundary, x = CompressedBoundary("qsgd", "qsgd", memory="ef"), tensor(0).requires_grad_()
+        for _ in range(2):
+            torch.autograd.backward(use(behind, boundary(use(before, x))).square().sum())
+        found.append([x.grad, *(p.grad for p in (*before.parameters(), *behind.parameters()))])
+    for a, b in zip(*found, strict=True):
+        assert a is not None and torch.equal(a, b)
+
+
+@pytest.mark.parametrize("spec", ["powersgd:rank=2", "topk:ratio=0.3", "qsgd"])
+def test_autocast_changes_nothing(spec: str) -> None:
+    """Neither forward nor back: operators compute in the precision of what they are given."""
+    plain, cast = CompressedBoundary(spec, spec, memory="ef"), CompressedBoundary(spec, spec, memory="ef")
+    for step in range(2):
+        expected = through(plain, tensor(step), tensor(9))
+        with torch.autocast("cpu", torch.bfloat16):
+            found = through(cast, tensor(step), tensor(9))
+        for a, b in zip(found, expected, strict=True):
+            assert a.dtype == b.dtype and torch.equal(a, b)
 
 
 def test_copies_are_apart() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +21,9 @@ from hvd_compress.stats import Meter
 
 Tensor: TypeAlias = Any
 Arr: TypeAlias = npt.NDArray[Any]
+
+_FIRST, _AGAIN = "inner", "inner_recompute_grad"
+"""The functions of TensorFlow that compute what ``tf.recompute_grad`` wraps, forward and in the backward pass."""
 
 
 @tf.keras.utils.register_keras_serializable(package="hvd_compress")
@@ -37,6 +42,9 @@ class CompressedBoundary(tf.keras.layers.Layer):  # type: ignore[misc]  # Keras 
     ``jit_compile=True``, in a model exported as SavedModel, or under a ``tf.distribute`` strategy with several replicas
     in one process, which would share a memory. In a file of ``model.save("model.keras")`` the memory is left out.
     It has no second derivative.
+
+    With ``tf.recompute_grad``, treat the layers before and behind it on their own. What is computed again may have a
+    boundary in it only if that gives the same each time, such as ``topk`` without a memory; others are refused.
 
     Args:
         forward: Operator of activations, such as ``"topk:ratio=0.1"``; see ``hvd_compress.pipeline.OPERATORS``.
@@ -86,27 +94,32 @@ class CompressedBoundary(tf.keras.layers.Layer):  # type: ignore[misc]  # Keras 
             Shape and dtype of the activations.
 
         Raises:
-            BoundaryError: If activations or ids cannot be, or do not go with those before. What is seen only when a
-                graph is run, such as another size of minibatch with a memory of ``ef``, ends the step with a
-                ``tf.errors.UnknownError`` that has this message.
+            BoundaryError: If activations or ids cannot be, or do not go with those before, or if activations are
+                computed again and would be others. What is seen only when a graph is run, such as another size of
+                minibatch with a memory of ``ef``, ends the step with a ``tf.errors.UnknownError`` that has this
+                message.
         """
         x, ids = inputs if isinstance(inputs, list | tuple) else (inputs, ids)
         x = tf.convert_to_tensor(x)
         check_carried(x.dtype.name, (None,) if x.shape.rank is None else x.shape.as_list())
         training = tf.cast(False if training is None else training, tf.bool)
+        recomputed = _recomputed()
 
         def cross(x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-            y = self._forth(x, training, ids)
+            y = self._forth(x, training, ids, recomputed)
             # The mask is read off y, so that calls which are under way at one time cannot mistake each other's.
             return y, lambda gradient: self._back(tf.convert_to_tensor(gradient), training, y)
 
         return tf.custom_gradient(cross)(x)
 
-    def _forth(self, x: Tensor, training: Tensor, ids: Tensor | None) -> Tensor:
+    def _forth(self, x: Tensor, training: Tensor, ids: Tensor | None, recomputed: str) -> Tensor:
         dtype = x.dtype.name
 
         def run(x: Arr, training: Any, *ids: Arr) -> Arr:
-            return self._carry(x, 0, Call(x.shape, dtype, bool(training), *ids))
+            call = Call(x.shape, dtype, bool(training), *ids)
+            if recomputed:
+                self._streams[0].check_again(NumpyCompiledOps(), call)
+            return self._carry(x, 0, call, counts=recomputed != _AGAIN)
 
         return _on_host(run, x, training, *([] if ids is None else [ids]))
 
@@ -114,11 +127,12 @@ class CompressedBoundary(tf.keras.layers.Layer):  # type: ignore[misc]  # Keras 
         dtype = gradient.dtype.name
 
         def run(gradient: Arr, training: Any, *y: Arr) -> Arr:
-            return self._carry(gradient, 1, Call(gradient.shape, dtype, bool(training)), *map(np.flatnonzero, y))
+            mask = np.flatnonzero(*y) if y else None
+            return self._carry(gradient, 1, Call(gradient.shape, dtype, bool(training)), mask)
 
         return _on_host(run, gradient, training, *([_wide(y)] if self.settings.shares_mask else []))
 
-    def _carry(self, x: Arr, direction: int, call: Call, mask: Arr | None = None) -> Arr:
+    def _carry(self, x: Arr, direction: int, call: Call, mask: Arr | None = None, counts: bool = True) -> Arr:
         """What arrives at the other end.
 
         Args:
@@ -126,13 +140,15 @@ class CompressedBoundary(tf.keras.layers.Layer):  # type: ignore[misc]  # Keras 
             direction: 0 forward, 1 back.
             call: What the other end knows, too.
             mask: Where gradients go, if they share the mask of activations.
+            counts: Whether it is a message, and not one that has been counted already.
         """
         check_carried(call.dtype, x.shape)
         meter = self._meters[direction]
         with meter.time("encode"):
             # A copy, as encoding may overwrite what here is the memory of a tensor.
             sent = self._streams[direction].encode(NumpyCompiledOps(), x.flatten(), call, mask)
-        count(meter, call, wire.size(sent.payload.size, call.ids))
+        if counts:
+            count(meter, call, wire.size(sent.payload.size, call.ids))
         arrived: Arr = sent.decoded.reshape(call.shape)
         return arrived
 
@@ -144,6 +160,17 @@ class CompressedBoundary(tf.keras.layers.Layer):  # type: ignore[misc]  # Keras 
         """What makes a layer like this one, without what it remembers. Operators are specs."""
         config: dict[str, Any] = super().get_config()
         return config | self.settings.specs()
+
+
+def _recomputed() -> str:
+    """Which function of ``tf.recompute_grad`` calls: `_FIRST` in the forward pass, `_AGAIN` in that back, or none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name in (_FIRST, _AGAIN) and "current_var_scope" in (*code.co_cellvars, *code.co_freevars):
+            return code.co_name
+        frame = frame.f_back
+    return ""
 
 
 def _on_host(function: Callable[..., Arr], x: Tensor, *more: Tensor) -> Tensor:

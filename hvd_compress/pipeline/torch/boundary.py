@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hvd_compress.methods.base import Method
-from hvd_compress.ops.torch_devices import torch_ops
+from hvd_compress.ops.torch_devices import exactly, torch_ops
 from hvd_compress.pipeline import wire
 from hvd_compress.pipeline.settings import Memory, Settings
 from hvd_compress.pipeline.streams import Ids, streams
@@ -26,6 +26,10 @@ class CompressedBoundary(nn.Module):
         y = D(C_f(x))                  dL/dx = D(C_b(dL/dy))
 
     Rudakov, Beznosikov, Kholodov, Gasnikov, Activations and Gradients Compression for Model-Parallel Training, 2024.
+
+    With ``torch.utils.checkpoint``, treat the layers before and behind it on their own. What is computed again may have
+    a boundary in it only if that gives the same each time, such as ``topk`` without a memory; others are refused.
+    ``torch.autocast`` changes nothing of what is compressed.
 
     Args:
         forward: Operator of activations, such as ``"topk:ratio=0.1"``; see ``hvd_compress.pipeline.OPERATORS``.
@@ -63,7 +67,8 @@ class CompressedBoundary(nn.Module):
             ids: Of the samples, whole numbers, with a memory of ``aqsgd`` in training.
 
         Raises:
-            BoundaryError: If ``x`` or ``ids`` cannot be, or do not go with those before.
+            BoundaryError: If ``x`` or ``ids`` cannot be, or do not go with those before; in the backward pass, if the
+                activation is computed again and would be another one.
         """
         y: Tensor = _Pass.apply(x, self, ids)  # type: ignore[no-untyped-call]
         return y
@@ -86,10 +91,15 @@ class CompressedBoundary(nn.Module):
             ids: Of the samples.
             mask: Where gradients go, if they share the mask of activations.
         """
-        meter, call = self._meters[direction], call_of(x, training, ids)
-        with meter.time("encode"):
-            sent = self._streams[direction].encode(torch_ops(x.device), flat(x, call), call, mask)
-        count(meter, call, wire.size(sent.payload.numel(), ids))
+        meter, stream = self._meters[direction], self._streams[direction]
+        ops, call = torch_ops(x.device), call_of(x, training, ids)
+        again = direction == 0 and torch._C._current_graph_task_id() != -1  # within a backward pass
+        if again:
+            stream.check_again(ops, call)
+        with exactly(x.device), meter.time("encode"):
+            sent = stream.encode(ops, flat(x, call), call, mask)
+        if not again:
+            count(meter, call, wire.size(sent.payload.numel(), ids))
         return shaped(sent.decoded, call)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hvd_compress.errors import BoundaryError
-from hvd_compress.ops.torch_devices import torch_ops
+from hvd_compress.ops.torch_devices import exactly, torch_ops
 from hvd_compress.pipeline import wire
 from hvd_compress.pipeline.settings import Settings
 from hvd_compress.pipeline.streams import Call, Ids, streams
@@ -73,7 +73,7 @@ class End:
 
     def send(self, x: Tensor, microbatch: int, training: bool, ids: Ids = None) -> None:
         """Compress and begin to send."""
-        with self._sent.time("encode"):
+        with exactly(self._device), self._sent.time("encode"):
             call = call_of(x, training, ids)
             encoded = self._out.encode(self._ops, flat(x, call), call, self._masks.pop(microbatch, None))
             message = Message(encoded.kind, call, microbatch, to_host(encoded.payload))
@@ -86,7 +86,7 @@ class End:
         """The next message, and the ids of its samples if it has any."""
         with self._received.time("wait"):
             data = self._link.receive(self._timeout)
-        with self._received.time("decode"):
+        with exactly(self._device), self._received.time("decode"):
             kind, call, _, payload = wire.unpack(data, microbatch, self._fingerprint, training, self._link.peer)
             shape = self._shapes.pop(microbatch, call.shape)
             if call.shape != shape:

@@ -85,7 +85,8 @@ def _leave_together() -> None:
     """
     if hvd.is_initialized() and not hasattr(sys, "last_value"):
         with contextlib.suppress(HorovodInternalError):
-            _wait(hvd.allreduce_async(torch.zeros(1), name="hvd_compress.pipeline.end"), timeout=60)
+            nothing = torch.zeros(1, dtype=torch.float32, device="cpu")
+            _wait(hvd.allreduce_async(nothing, name="hvd_compress.pipeline.end"), timeout=60)
 
 
 class HorovodLink:
