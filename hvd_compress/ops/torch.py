@@ -27,7 +27,7 @@ class TorchOps(OnHost):
 
     name = "torch"
     absorbs: ClassVar[bool] = False
-    """Whether `absorb` takes fewer passes over memory than to copy gradients and add the residual later."""
+    """Whether `absorb` takes fewer passes over memory than `fill` and adding the residual later."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -65,16 +65,15 @@ class TorchOps(OnHost):
         place.copy_(torch.where(peak.isfinite(), place, 0.0))  # no waiting for the device
         return peak
 
-    def absorb(self, residual: Tensor, span: slice, grad: Tensor, scale: float) -> tuple[float | Tensor, Tensor]:
-        """Add a gradient, divided by a scale, to its place in a residual, unless it is not finite.
+    def absorb(self, buffer: Tensor, residual: Tensor, span: slice, grad: Tensor, scale: float) -> float | Tensor:
+        """Write a residual plus a gradient, divided by a scale, to a place in a buffer; not a gradient that overflows.
 
         Returns:
-            A number that is inf or nan if it is not, and what was there before, maybe in the gradient's memory.
+            A number that is inf or nan if the gradient is not finite.
         """
-        before, piece = residual[span].clone(), self.empty(grad.numel(), self.dtype(residual))
-        peak = self.fill(piece, slice(0, grad.numel()), grad, scale)
-        residual[span].add_(piece)
-        return peak, before
+        peak = self.fill(buffer, span, grad, scale)
+        buffer[span].add_(residual[span])
+        return peak
 
     def deliver(self, total: Tensor, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> None:
         """Write pieces of a sum, times a factor, to tensors of their own."""
@@ -278,11 +277,12 @@ class TorchCpuOps(Compiled, TorchOps):
     def empty(self, n: int, dtype: str) -> Tensor:
         return torch.from_numpy(self.room(n) if dtype == "float32" else np.empty(n, dtype))
 
-    def absorb(self, residual: Tensor, span: slice, grad: Tensor, scale: float) -> tuple[float | Tensor, Tensor]:
+    def absorb(self, buffer: Tensor, residual: Tensor, span: slice, grad: Tensor, scale: float) -> float | Tensor:
         if not (_fast(grad) and residual.dtype is torch.float32):
-            return super().absorb(residual, span, grad, scale)
-        finite = cpu.absorb_at(residual.data_ptr() + 4 * span.start, grad.data_ptr(), grad.numel(), scale)
-        return 0.0 if finite else math.nan, grad
+            return super().absorb(buffer, residual, span, grad, scale)
+        start = 4 * span.start
+        addresses = (buffer.data_ptr() + start, residual.data_ptr() + start, grad.data_ptr())
+        return 0.0 if cpu.absorb_at(*addresses, grad.numel(), scale) else math.nan
 
     def deliver(self, total: Tensor, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> None:
         fast = [(span, to) for span, to in pieces if _fast(to)] if total.dtype is torch.float32 else []

@@ -1,6 +1,8 @@
-"""Which primitives go with which device of PyTorch."""
+"""Which primitives go with which device of PyTorch, and in which precision they compute."""
 
 from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -21,3 +23,9 @@ def torch_ops(device: torch.device | str) -> TorchOps:
 
         return TorchCudaOps(device)
     return TorchOps(device)
+
+
+def exactly(device: torch.device) -> AbstractContextManager[object]:
+    """Leave ``torch.autocast`` out: all ranks compute in the precision of their arrays, wherever they are called."""
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()

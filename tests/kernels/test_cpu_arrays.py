@@ -236,24 +236,26 @@ def broken_ones(x: npt.NDArray[np.float32]) -> Iterator[npt.NDArray[np.float32]]
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 @pytest.mark.parametrize("n", [0, *SIZES])
-def test_a_residual_absorbs_a_gradient_and_leaves_in_its_place_what_it_was(n: int, scale: float) -> None:
-    before, grad = normal(n), normal(n, 1)
-    residual, swapped = before.copy(), grad.copy()
-    assert cpu.absorb_at(residual.ctypes.data, swapped.ctypes.data, n, scale) is True
-    np.testing.assert_array_equal(residual, before + grad / np.float32(scale))
-    np.testing.assert_array_equal(swapped, before)
+def test_a_gradient_is_added_to_a_residual_elsewhere(n: int, scale: float) -> None:
+    residual, grad, out = normal(n), normal(n, 1), normal(n, 2)
+    kept, came = residual.copy(), grad.copy()
+    assert absorb(out, residual, grad, scale) is True
+    np.testing.assert_array_equal(out, kept + came / np.float32(scale))
     for broken in broken_ones(grad):
-        residual = before.copy()
-        assert cpu.absorb_at(residual.ctypes.data, broken.ctypes.data, n, scale) is False
-        np.testing.assert_array_equal(residual, before)
-        np.testing.assert_array_equal(broken, before)
+        assert absorb(out, residual, broken, scale) is False
+        np.testing.assert_array_equal(out, kept)
+    np.testing.assert_array_equal(residual, kept)
+    np.testing.assert_array_equal(grad, came)
+
+
+def absorb(out: Floats, residual: Floats, grad: Floats, scale: float) -> bool:
+    return cpu.absorb_at(out.ctypes.data, residual.ctypes.data, grad.ctypes.data, grad.size, scale)
 
 
 def test_what_leaves_the_range_by_its_scale_is_not_absorbed() -> None:
-    before, grad = normal(9), np.full(9, 3e38, np.float32)
-    residual = before.copy()
-    assert not cpu.absorb_at(residual.ctypes.data, grad.ctypes.data, 9, 0.5)
-    np.testing.assert_array_equal(residual, before)
+    residual, grad, out = normal(9), np.full(9, 3e38, np.float32), np.zeros(9, np.float32)
+    assert not absorb(out, residual, grad, 0.5)
+    np.testing.assert_array_equal(out, residual)
 
 
 def test_pieces_of_a_sum_are_delivered_to_their_places() -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.jobs
+
 CASES = Path(__file__).parent / "cuda"
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import ops_of
+from worlds import COMPILED, FRAMEWORKS, ops_of
 
 from hvd_compress.errors import ExchangeError
 from hvd_compress.ops import Ops, mix32
@@ -23,7 +23,7 @@ SOME = np.array([3, 9, 20])
 EXTREME = np.array([-3e38, 0, 3e38], np.float32)
 
 
-@pytest.fixture(params=["torch", "tensorflow"], scope="module")
+@pytest.fixture(params=COMPILED, scope="module")
 def ops(request: pytest.FixtureRequest) -> Ops:
     return ops_of(request.param)
 
@@ -172,7 +172,7 @@ def test_top_indices_of_anything_finite_or_not(values: list[float], data: st.Dat
 
 @pytest.mark.parametrize("shape", [(9, 4), (4, 4), (50, 1)])
 @pytest.mark.parametrize("kind", ["full", "deficient", "zero"])
-@pytest.mark.parametrize("framework", ["numpy", "torch", "tensorflow"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_orthogonalise(framework: str, shape: tuple[int, int], kind: str) -> None:
     """Q has orthonormal columns, and Q Q^T x = x: its columns span those of x."""
     ops = ops_of(framework)

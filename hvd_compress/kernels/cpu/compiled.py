@@ -1,4 +1,4 @@
-"""How loops are compiled: when their module is imported, once for each machine, and then kept on disk."""
+"""How loops are compiled: when their module is imported, once for each kind of processor, and then kept on disk."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import numba
 from numba import types
 from numba.core import config
+from numba.core.registry import cpu_target
 
 _CONFIG: Any = config
 _LOG = logging.getLogger("hvd_compress")
@@ -78,9 +79,15 @@ def _kept() -> Iterator[Path | None]:
 
 @cache
 def _folder() -> Path | None:
-    """The folder for what is compiled of these sources: a change of any of them is a change of all."""
+    """The folder for what is compiled of these sources for this kind of processor.
+
+    A change of any source is a change of all. Processors have folders apart, as numba's own index of a folder takes
+    no lock: machines that share it and compile at the same time could each load what another has compiled.
+    """
     sources = sorted(Path(__file__).parent.glob("*.py"))
-    name = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    processor: tuple[str, ...] = cpu_target.target_context.codegen().magic_tuple()
+    facts = [repr((numba.__version__, processor)).encode(), *(source.read_bytes() for source in sources)]
+    name = hashlib.sha256(b"".join(facts)).hexdigest()[:16]
     base = Path(_CONFIG.CACHE_DIR) if _CONFIG.CACHE_DIR else Path("~/.cache/hvd_compress").expanduser()
     folder = base / f"kernels-{name}"
     try:

@@ -96,39 +96,36 @@ def _put_at(out: Any, grad: Any, n: Any) -> Any:
     return peak
 
 
-def absorb_at(residual: int, grad: int, n: int, scale: float) -> bool:
-    """Add a gradient, divided by a scale, to a residual, and put the former residual in the gradient's place.
-
-    A gradient that is not finite is not added.
+def absorb_at(out: int, residual: int, grad: int, n: int, scale: float) -> bool:
+    """Write ``residual + grad / scale``; the residual alone if that gradient is not finite.
 
     Args:
+        out: Address of ``n`` float32.
         residual: Address of ``n`` float32.
         grad: Address of ``n`` float32.
         n: How many.
         scale: By which the gradient is too large.
 
     Returns:
-        Whether all of it was finite.
+        Whether all of ``grad / scale`` was finite.
     """
-    return bool(_absorb_at(residual, grad, n, scale) < _LIMIT)
+    return bool(_absorb_at(out, residual, grad, n, scale) < _LIMIT)
 
 
-@loop(types.uint32, INT, INT, INT, types.float64)  # what Python's numbers are; others would have to be converted
-def _absorb_at(residual: Any, grad: Any, n: Any, divisor: Any) -> Any:
-    kept, given, scale = _floats_at(residual, n), _floats_at(grad, n), np.float32(divisor)
-    peak, new, old = np.uint32(0), np.empty(GROUP, np.float32), np.empty(GROUP, np.float32)
+@loop(types.uint32, INT, INT, INT, INT, types.float64)  # what Python's numbers are; others would have to be converted
+def _absorb_at(out: Any, residual: Any, grad: Any, n: Any, divisor: Any) -> Any:
+    to, kept, given, scale = _floats_at(out, n), _floats_at(residual, n), _floats_at(grad, n), np.float32(divisor)
+    peak, new = np.uint32(0), np.empty(GROUP, np.float32)
     for start in range(0, n, GROUP):
         stop = min(start + GROUP, n)
-        k, g = kept[start:stop], given[start:stop]
+        o, k, g = to[start:stop], kept[start:stop], given[start:stop]
         for i in range(stop - start):
             new[i] = g[i] / scale
             peak = max(peak, np.uint32(bits_of(new[i]) & MAGNITUDE))
-            old[i] = k[i]
         for i in range(stop - start):
-            k[i] = old[i] + new[i]
-            g[i] = old[i]
+            o[i] = k[i] + new[i]
     if peak >= _INF:
-        kept[:] = given
+        to[:] = kept
     return peak
 
 

@@ -94,7 +94,7 @@ def dequantise(rows: Tensor, code: Code, n: int, join: bool = False) -> Tensor:
     if rows.shape[1] != code.size(n, "float32"):
         raise ExchangeError(wrong_length(rows.shape[1], code.size(n, "float32")))
     rows, number = rows.contiguous(), int(rows.shape[0])
-    out = torch.empty(number * n if join else n, device=rows.device)
+    out = torch.empty(number * n if join else n, dtype=torch.float32, device=rows.device)
     blocks, header, steps = Blocks.of(n, code.block), 0, out
     if n and code.scales:
         header = 4 * code.scales * blocks.number

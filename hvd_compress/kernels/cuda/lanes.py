@@ -91,7 +91,7 @@ def to_lanes(rows: Tensor, limits: Tensor, top: int, width: int, seed: int) -> T
 
 def from_lanes(packed: Tensor, limits: Tensor, top: int, width: int, rows: int, columns: int) -> Tensor:
     """See `Ops.from_lanes`; float32."""
-    out = torch.empty((rows, columns), device=packed.device)
+    out = torch.empty((rows, columns), dtype=torch.float32, device=packed.device)
     args = (packed.contiguous(), limits.contiguous(), out, rows * columns, columns, packed.numel())
     _run(_unpack, packed.numel(), args, limits, top, width)
     return out

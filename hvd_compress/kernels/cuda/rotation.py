@@ -70,7 +70,7 @@ def rotate(x: Tensor, seed: int, block: int) -> Tensor:
     """See `Ops.rotate`."""
     x = flat(x)
     blocks = tiles(x.numel(), block)
-    out = torch.empty(blocks * block, device=x.device)
+    out = torch.empty(blocks * block, dtype=torch.float32, device=x.device)
     return _hadamard(x, out, seed, block, before=True).reshape(blocks, block)
 
 

@@ -71,7 +71,7 @@ def _sums(x: Tensor, residual: Tensor | None, blocks: Blocks, signs: bool) -> Te
 def scales(x: Tensor, residual: Tensor | None, code: Code, blocks: Blocks) -> Tensor:
     """What a code takes for the scales of its blocks: float32, shape (scales, blocks)."""
     if code.kind == "one":
-        return torch.empty((0, blocks.number), device=x.device)
+        return torch.empty((0, blocks.number), dtype=torch.float32, device=x.device)
     starts = torch.arange(blocks.number, device=x.device, dtype=torch.float64) * blocks.size
     members = (blocks.n - starts).clamp_(1, blocks.size)
     found = _sign_scales if code.kind in ("mean", "means") else _level_scales
@@ -98,6 +98,6 @@ def norms(rows: Tensor) -> Tensor:
     """See `Ops.norms`."""
     number, size = rows.shape
     if not size:
-        return torch.zeros(number, device=rows.device)
+        return torch.zeros(number, dtype=torch.float32, device=rows.device)
     x = rows.contiguous().reshape(-1)
     return _sums(x, None, Blocks(x.numel(), number, size), False)[1].sum(-1).sqrt_().to(torch.float32)

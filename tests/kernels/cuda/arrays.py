@@ -118,7 +118,7 @@ def test_scatter_add(n: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_copy_of_what_is_finite(n: int, dtype: torch.dtype) -> None:
     x, residual = put(normal(n, 1)).to(dtype), put(normal(n, 2))
-    out = torch.full((n,), 7.0, device=DEVICE)
+    out = torch.full((n,), 7.0, dtype=torch.float32, device=DEVICE)
     finite = put_finite(out, x)
     assert finite.shape == () and finite and torch.equal(out, x.float())
     assert put_finite(residual, x, residual.clone()) and torch.equal(residual, put(normal(n, 2)) + out)

@@ -10,6 +10,10 @@ import torch
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 
+# So that no kernel is left to what PyTorch takes where nothing is said: a program may have changed that.
+torch.set_default_dtype(torch.bfloat16)
+torch.set_default_device("meta")
+
 
 def put(x: npt.NDArray[Any]) -> torch.Tensor:
     """A copy of an array on the device."""
