@@ -34,9 +34,10 @@ coordinate, the residual included."""
 _ADVICE = """\
 ### Which to take
 
-First measure what there is to gain: if a step with `Compression.fp16` spends little time waiting, no method pays.
-Compare with fp16, not with 32 bits, and by the time to an accuracy (Han et al., 2024; Agarwal et al., On the Utility of
-Gradient Compression, 2022, found that few methods beat a well-tuned baseline on fast networks).
+First measure what there is to gain: if a step with `none` or `fp16` spends little time waiting, no method pays. Compare
+with the better of these two, and by the time to an accuracy (Han et al., 2024, compare with 16 bits; Agarwal et al., On
+the Utility of Gradient Compression, 2022, found that few methods beat a well-tuned baseline on fast networks). Which is
+better depends: Gloo sums float16 in software, so that `none` may be faster on processors.
 
 * **No loss wanted**: `fp16` or `bf16`; `homomorphic` where gradients are mostly zero.
 * **4 to 8 times less**: `int8` and `thc` are unbiased or nearly so, need no tuning and go by allreduce; `qsgd` is more

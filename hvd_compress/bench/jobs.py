@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from hvd_compress.cluster import Cluster
 from hvd_compress.cluster.job import ends_with_us
-from hvd_compress.errors import ClusterError
+from hvd_compress.cluster.rates import UNLIMITED, bits_per_second
+from hvd_compress.errors import ClusterError, SpecError
 
 CONTROLLERS = {
     "gloo": ["--gloo"],
@@ -71,6 +72,43 @@ class Where(NamedTuple):
             return f"{self.hosts} emulated hosts, {self.rate}"
         ranks = f"{self.ranks} rank{'s' if self.ranks != 1 else ''}"
         return f"{ranks} on {self.on or 'this machine'}, {self.controller}"
+
+
+def read_where(hosts: int, rate: str | None, ranks: int, controller: str, on: str = "") -> Where:
+    """Read what the ranks run on, from a command's options.
+
+    Args:
+        hosts: Emulated hosts; 0 for none.
+        rate: None if it was not given.
+        ranks: On this machine.
+        controller: Of Horovod.
+        on: Other machines.
+
+    Raises:
+        SpecError: If the rate cannot be, or something is given that these hosts would not heed.
+    """
+    link = UNLIMITED if rate is None else read_link(rate)
+    if rate is not None and not hosts:
+        raise SpecError(
+            f"rate={rate!r} is not allowed without hosts: only the links of emulated hosts have a rate; add --hosts 2,"
+            " or leave out --rate"
+        )
+    if on and hosts:
+        raise SpecError(f"on={on!r} is not allowed with hosts={hosts}: emulated hosts are on this machine; name one")
+    return Where(hosts, link, ranks, controller, on)
+
+
+def read_link(text: str) -> str:
+    """Read the rate of an emulated link.
+
+    Raises:
+        SpecError: If there is none such.
+    """
+    try:
+        bits_per_second(text)
+    except ClusterError as error:
+        raise SpecError(str(error)) from None
+    return text
 
 
 def execute(module: str, argument: str, where: Where, watch: Callable[[], None], limit: float = TIME_LIMIT) -> None:

@@ -13,15 +13,14 @@ from rich.markup import escape
 
 from hvd_compress.bench.commands import app, refusals, split_specs
 from hvd_compress.bench.drawing import require_matplotlib
-from hvd_compress.bench.jobs import Where
+from hvd_compress.bench.jobs import read_where
 from hvd_compress.bench.speed.command import By, Controller, Framework, Hosts, Ranks, Rate, read_merges
 from hvd_compress.cluster import Cluster
-from hvd_compress.cluster.rates import UNLIMITED
 from hvd_compress.errors import SpecError
 from hvd_compress.lab.comparison import Course
 from hvd_compress.lab.progress import Bars
 from hvd_compress.lab.request import Request
-from hvd_compress.lab.results import BASELINE, Comparison
+from hvd_compress.lab.results import HOROVODS, Comparison
 from hvd_compress.lab.store import Store
 from hvd_compress.lab.tasks import TASKS, find
 from hvd_compress.lab.training import Setting
@@ -38,10 +37,10 @@ _TASKS = "; ".join(f"{name}: {what}" for name, what in TASKS.items())
 def compare(
     task: Annotated[str, typer.Option(help=f"What to train. {_TASKS}; or module:function of your own.")] = "digits",
     methods: Annotated[
-        str, typer.Option(help=f"Specs, separated by commas. {BASELINE} is always among them.")
+        str, typer.Option(help=f"Specs, separated by commas. {' and '.join(HOROVODS)} are always among them.")
     ] = _METHODS,
     hosts: Hosts = 0,
-    rate: Rate = UNLIMITED,
+    rate: Rate = None,
     ranks: Ranks = 2,
     controller: By = Controller.gloo,
     on: Annotated[str, typer.Option(metavar="h1:4,h2:4", help="Other machines, as horovodrun -H takes them.")] = "",
@@ -62,7 +61,9 @@ def compare(
         typer.Option(metavar="FOLDER", help="For the report; the same command again goes on. [compare-TASK]"),
     ] = None,
 ) -> None:
-    """Train with several methods under Horovod and tell which pays: which is soonest at the target, against fp16.
+    """Train with several methods under Horovod and tell which pays: which is soonest at the target.
+
+    What Horovod has by itself, none and fp16, is always trained, too: the better of them is the baseline.
 
     With --hosts, on emulated hosts of one rank each with a limited network; this needs root.
     """
@@ -71,7 +72,7 @@ def compare(
             task=task,
             framework=framework.value,
             methods=read_methods(methods),
-            where=Where(hosts, rate, ranks, controller.value, on),
+            where=read_where(hosts, rate, ranks, controller.value, on),
             seeds=seeds,
             target=target,
             budget=seconds_of(budget),
@@ -84,7 +85,7 @@ def compare(
         _try_task(request)
         require_matplotlib("reports")
         if hosts:
-            Cluster(hosts, rate)  # refuses what cannot be
+            Cluster(hosts, request.where.rate)  # refuses what cannot be
         folder = output or Path(f"compare-{re.sub('[^A-Za-z0-9]+', '-', task)}")
         raise typer.Exit(_run(request, folder))
 
@@ -134,7 +135,7 @@ def _interrupted(folder: Path) -> NoReturn:
 
 
 def read_methods(text: str) -> list[str]:
-    """Read specs; the baseline is added if it is not among them.
+    """Read specs; what Horovod has by itself is added where it is not among them.
 
     Raises:
         SpecError: If one is not a spec, or is there twice.
@@ -144,7 +145,7 @@ def read_methods(text: str) -> list[str]:
         parse(spec)
     if twice := {spec for spec in specs if specs.count(spec) > 1}:
         raise SpecError(f"--methods has {', '.join(sorted(twice))} twice: name each once")
-    return specs if BASELINE in specs else [BASELINE, *specs]
+    return [*(spec for spec in HOROVODS if spec not in specs), *specs]
 
 
 def seconds_of(text: str) -> float:

@@ -14,7 +14,7 @@ from hvd_compress.errors import ClusterError
 from hvd_compress.lab.job import Goal, Job, Outcome, Point
 from hvd_compress.lab.measures import final, reach
 from hvd_compress.lab.request import Request
-from hvd_compress.lab.results import BASELINE, Comparison, Failure, outcome_of
+from hvd_compress.lab.results import HOROVODS, Comparison, Failure, outcome_of
 from hvd_compress.lab.store import Store
 from hvd_compress.spec import parse
 
@@ -199,14 +199,15 @@ def best_of(outcomes: list[Outcome], target: float | None) -> Outcome:
 
 
 def _target(asked: float | None, outcomes: list[Outcome]) -> float:
-    """What was asked for, or the task's own target, or else what the baseline's worst training ends with."""
+    """What was asked for, or the task's own target, or else what the better of Horovod's own ends with at worst."""
     if asked is not None:
         return asked
     goal = outcomes[0].goal
     if goal.target is not None:
         return goal.target
-    ends = [one.curve[-1].metric for one in outcomes if one.spec == BASELINE] or [outcomes[0].curve[-1].metric]
-    return min(ends) if goal.higher_is_better else max(ends)
+    better, worse = (max, min) if goal.higher_is_better else (min, max)
+    own = [[one.curve[-1].metric for one in outcomes if one.spec == spec] for spec in HOROVODS]
+    return better([worse(ends) for ends in own if ends] or [outcomes[0].curve[-1].metric])
 
 
 def _read(log: str) -> dict[str, Any]:

@@ -52,6 +52,11 @@ def count(number: int, what: str) -> str:
     return f"{number} {what}{'s' if number != 1 else ''}"
 
 
+def named(spec: str) -> str:
+    """A method in a sentence, where ``none`` could be read as the word."""
+    return "none (no compression)" if spec == "none" else spec
+
+
 def listed(words: Sequence[str]) -> str:
     """As in ``a, b and c``."""
     return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)

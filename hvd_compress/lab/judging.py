@@ -8,10 +8,10 @@ from enum import Enum
 from statistics import median
 from typing import NamedTuple
 
-from hvd_compress.lab.formats import count, metric, with_span
+from hvd_compress.lab.formats import count, metric, named, with_span
 from hvd_compress.lab.job import Outcome
 from hvd_compress.lab.measures import Reach, Split, Spread, cut, final, median_split, reach, spread
-from hvd_compress.lab.results import BASELINE, Comparison
+from hvd_compress.lab.results import HOROVODS, Comparison
 
 
 class Verdict(str, Enum):
@@ -20,7 +20,7 @@ class Verdict(str, Enum):
     PAYS = "pays"
     MAY_PAY = "may pay"
     DOES_NOT_PAY = "does not pay"
-    REACHED = "reached the target, fp16 did not"
+    REACHED = "reached the target, the baseline did not"
     NOT_REACHED = "did not reach the target"
     DIVERGED = "diverged"
     FAILED = "failed"
@@ -39,7 +39,7 @@ class Judgement(NamedTuple):
         reached: How many reached the target.
         seconds: Until then.
         steps: Until then.
-        ratio: The seconds of `BASELINE` over the method's, seed by seed.
+        ratio: The seconds of the baseline over the method's, seed by seed.
         pairs: The seeds of which `ratio` is: those with which both reached the target.
         final: The metric at the end of the run, of those that did not diverge.
         trained: The steps of a run.
@@ -50,7 +50,7 @@ class Judgement(NamedTuple):
         device: Bytes for each step at the device of the busiest host; None if unknown.
         memory: Peak bytes, the largest of all seeds.
         vnmse: The error of its sums; None if it was not measured.
-        worse: How much worse than `BASELINE` it ends, as part of a sentence about the method; empty if it does not.
+        worse: How much worse than the baseline it ends, as part of a sentence about the method; empty if it does not.
         warnings: What else a reader must not miss, as such parts.
     """
 
@@ -81,9 +81,25 @@ Reached = Mapping[int, Reach | None]
 """By seed."""
 
 
+def baseline(comparison: Comparison) -> str:
+    """Return the better of what Horovod has by itself, against which all methods are judged.
+
+    It is the one that reaches the target with more seeds, or else sooner in the median, or else ends with the better
+    metric.
+    """
+    sign = 1.0 if comparison.outcomes and comparison.goal.higher_is_better else -1.0
+
+    def place(spec: str) -> tuple[float, ...]:
+        there = [one.seconds for one in _reached(comparison, spec).values() if one]
+        ends = spread(map(final, comparison.of(spec)))
+        return len(there), -median(there) if there else 0.0, sign * ends.median if ends else -math.inf
+
+    return max((spec for spec in reversed(HOROVODS) if spec in comparison.methods), key=place)
+
+
 def judge(comparison: Comparison) -> list[Judgement]:
     """Judge all methods, the best first."""
-    base = _reached(comparison, BASELINE)
+    base = baseline(comparison)
     found = [_judgement(comparison, spec, base) for spec in comparison.methods]
     sign = 1.0 if comparison.outcomes and comparison.goal.higher_is_better else -1.0
     return sorted(found, key=lambda one: _place(one, sign))
@@ -109,8 +125,8 @@ def _reached(comparison: Comparison, spec: str) -> dict[int, Reach | None]:
     return {one.seed: reach(one, comparison.target) for one in comparison.of(spec)}
 
 
-def _judgement(comparison: Comparison, spec: str, base: Reached) -> Judgement:
-    outcomes, own = comparison.of(spec), _reached(comparison, spec)
+def _judgement(comparison: Comparison, spec: str, baseline: str) -> Judgement:
+    outcomes, own, base = comparison.of(spec), _reached(comparison, spec), _reached(comparison, baseline)
     warnings = _warnings(comparison.seeds, outcomes)
     if not outcomes:
         return Judgement(spec, comparison.seeds, warnings=warnings)
@@ -121,7 +137,7 @@ def _judgement(comparison: Comparison, spec: str, base: Reached) -> Judgement:
         spec,
         comparison.seeds,
         outcomes[0].lr,
-        Verdict.BASELINE if spec == BASELINE and there else _verdict(outcomes, own, base, comparison.seeds),
+        Verdict.BASELINE if spec == baseline and there else _verdict(outcomes, own, base, comparison.seeds),
         len(outcomes),
         len(there),
         spread(one.seconds for one in there),
@@ -137,7 +153,7 @@ def _judgement(comparison: Comparison, spec: str, base: Reached) -> Judgement:
         median(devices) if devices else None,
         max(one.memory for one in outcomes),
         comparison.vnmse.get(spec),
-        _worse(outcomes, comparison.of(BASELINE)),
+        _worse(outcomes, comparison.of(baseline)),
         warnings,
     )
 
@@ -194,14 +210,15 @@ def _worse(outcomes: Sequence[Outcome], base: Sequence[Outcome]) -> str:
         how = "by more than its seeds differ"
     else:
         return ""
-    return _told_worse(f"worse {goal.metric} than fp16 {how}", outcomes, found, base, usual)
+    return _told_worse(f"worse {goal.metric} than {named(base[0].spec)} {how}", outcomes, found, base, usual)
 
 
 def _told_worse(what: str, outcomes: Sequence[Outcome], found: Spread, base: Sequence[Outcome], usual: Spread) -> str:
     """With the steps where those differ: a run that the budget ended had less time to learn, not less accuracy."""
     ends = f"{'is ended by the budget' if any(map(cut, outcomes)) else 'ends'} with {what}: {with_span(found, metric)}"
     ours, theirs = (median(one.steps for one in ones) for ones in (outcomes, base))
+    other = f"{base[0].spec} {with_span(usual, metric)}"
     if ours == theirs:
-        return f"{ends}, fp16 {with_span(usual, metric)}"
+        return f"{ends}, {other}"
     after = f"after {theirs:,.0f} steps{', where the budget ended it' if any(map(cut, base)) else ''}"
-    return f"{ends} after {ours:,.0f} steps, fp16 {with_span(usual, metric)} {after}"
+    return f"{ends} after {ours:,.0f} steps, {other} {after}"

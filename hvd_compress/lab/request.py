@@ -16,7 +16,7 @@ class Request(NamedTuple):
     Attributes:
         task: Its name, or ``module:function``.
         framework: ``"torch"`` or ``"keras"``.
-        methods: Specs; `BASELINE` is one of them.
+        methods: Specs; `HOROVODS` are among them.
         where: What the ranks run on.
         seeds: How many trainings of each method.
         target: What is good enough; None for the task's own.

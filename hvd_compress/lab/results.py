@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from hvd_compress.bench.machine import Machine
 from hvd_compress.lab.job import Goal, Outcome, Point
 
-BASELINE = "fp16"
-"""What every method is judged against."""
+HOROVODS = ("none", "fp16")
+"""Horovod's own methods; the better of them is the baseline."""
 
 
 class Failure(NamedTuple):
@@ -43,7 +43,7 @@ class Comparison(NamedTuple):
         machine: On which it was done.
         begun: When, as ISO 8601.
         conditions: All other settings by name, as budget, epochs, merge.
-        methods: The specs, in the order in which they were named; `BASELINE` is one of them.
+        methods: The specs, in the order in which they were named; `HOROVODS` are among them.
         seeds: How many.
         target: The metric that is good enough.
         outcomes: Of each method with its best learning rate, and of each seed; those that failed are missing.

@@ -1,4 +1,4 @@
-"""What the model takes for given of Horovod with Gloo: few numbers, each of which means something by itself."""
+"""What the model takes for given of Horovod and of machines: few numbers, each of which means something by itself."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from hvd_compress.spec import nearest
 
 
 class Constants(NamedTuple):
-    """Of Horovod, Gloo and TCP, in SI units; the same for all methods.
+    """Of Horovod, its backend and machines, in SI units; the same for all methods.
 
-    The defaults were fitted to whole steps on emulated hosts, see docs/planning.md. None of them belongs to a method.
+    The defaults, of Gloo, were fitted to whole steps on emulated hosts, see docs/planning.md. None of them belongs to a
+    method.
 
     Attributes:
         efficiency: The share of a link's bandwidth that payload gets; headers, acknowledgements and Horovod's own
@@ -28,6 +29,8 @@ class Constants(NamedTuple):
             else, and each tensor has calls of its own.
         backward: The share of computing that is the backward pass.
         overlap: The share of the backward pass in which communication gets on.
+        memory: Seconds for each byte that a GPU reads from its memory or writes there; 0 without GPUs.
+        bus: Seconds for each byte that a GPU sends to another one on its host; 0 without GPUs.
     """
 
     efficiency: float = 0.944
@@ -38,17 +41,24 @@ class Constants(NamedTuple):
     coding: float = 2.3
     backward: float = 2 / 3
     overlap: float = 0.5
+    memory: float = 0.0
+    bus: float = 0.0
 
 
 BACKENDS = {
     "gloo": Constants(),
-    # The network's adapters and GPUs do the work, and there is a float16 in hardware. Assumed, not measured.
-    "nccl": Constants(byte=0.0, half=0.0, hop=10e-6, cycle=2e-3),
+    # Horovod sums float16 for MPI by vector instructions. Assumed, not measured.
+    "mpi": Constants(half=1e-9),
+    # Adapters and GPUs do the work, there is a float16 in hardware, and kernels compute while others communicate: those
+    # of an A100, with NVLink. Assumed, not measured.
+    "nccl": Constants(
+        byte=0.0, half=0.0, hop=10e-6, cycle=2e-3, coding=1.0, overlap=0.9, memory=1 / 1.5e12, bus=1 / 200e9
+    ),
 }
 """What Horovod communicates by."""
 
-TREES = ("nccl",)
-"""Those that send small messages along trees; in Gloo, all go round a ring."""
+GPU_ONLY = ("memory", "bus")
+"""Constants that only machines with GPUs have."""
 
 SHARES = ("efficiency", "backward", "overlap")
 """Constants that are at most 1."""
@@ -70,11 +80,11 @@ def read_constants(given: Iterable[str], base: Constants | None = None) -> Const
         if name not in Constants._fields:
             allowed = ", ".join(Constants._fields)
             raise SpecError(f"unknown constant {name!r}{nearest(name, Constants._fields)}; there are: {allowed}")
-        found = found._replace(**{name: _value(name, value)})
+        found = found._replace(**{name: _value(name, value, getattr(found, name))})
     return found
 
 
-def _value(name: str, text: str) -> float:
+def _value(name: str, text: str, usual: float) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -83,7 +93,6 @@ def _value(name: str, text: str) -> float:
     if not (0 <= value <= most and math.isfinite(value)) or (name == "efficiency" and not value):
         allowed = "in (0, 1]" if name == "efficiency" else "in 0 .. 1" if name in SHARES else "in seconds, at least 0"
         raise SpecError(
-            f"constant {name}={text!r} is not allowed: it must be a number {allowed}, such as"
-            f" {name}={Constants._field_defaults[name]:.2g}"
+            f"constant {name}={text!r} is not allowed: it must be a number {allowed}, such as {name}={usual:.2g}"
         )
     return value

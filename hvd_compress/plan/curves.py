@@ -1,4 +1,4 @@
-"""How the gain over fp16 changes with the number of ranks and with the bandwidth."""
+"""How the gain over the better of none and fp16 changes with the number of ranks and with the bandwidth."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.plan.constants import Constants
-from hvd_compress.plan.model import BASELINE, Setup, predict
+from hvd_compress.plan.model import HOROVODS, Setup, predict
 from hvd_compress.plan.rates import Rates
 from hvd_compress.plan.traffic import grows, matrix_side, sent
 
@@ -27,7 +27,8 @@ class Curve(NamedTuple):
     Attributes:
         spec: Of it.
         xs: Numbers of ranks, or bandwidths in bits a second.
-        gains: How many times faster than with fp16 a step is, at each; nan where the method cannot be used.
+        gains: How many times faster a step is than with the better of none and fp16, at each; nan where the method
+            cannot be used.
         grows: Whether its traffic grows with the ranks, as it goes by allgather.
     """
 
@@ -45,7 +46,9 @@ def over_ranks(
     progress: Callable[[str], None] = lambda what: None,
 ) -> list[Curve]:
     """With more and fewer ranks, each of which computes as long as ever."""
-    ranks = sorted({*RANKS, setup.ranks} - {1})
+    hosts = (setup.ranks_per_host * number for number in (1, *RANKS))  # whole hosts, or a part of one
+    some = (number for number in RANKS if number < setup.ranks_per_host)
+    ranks = sorted({setup.ranks, *some, *(number for number in hosts if number <= RANKS[-1])} - {1})
     curves = []
     for spec in specs:
         progress(f"{spec}, {ranks[0]} to {ranks[-1]} ranks")
@@ -67,27 +70,12 @@ def _curve(spec: str, xs: Sequence[float], setups: Sequence[Setup], rates: Rates
 
 
 def gain(spec: str, setup: Setup, rates: Rates, constants: Constants) -> float:
-    """How many times faster than with fp16 a step is; nan where the method cannot be used."""
+    """How many times faster a step is than with the baseline there; nan where the method cannot be used."""
+    base = min(predict(own, setup, rates, constants).step for own in HOROVODS)
     try:
-        return predict(BASELINE, setup, rates, constants).step / predict(spec, setup, rates, constants).step
+        return base / predict(spec, setup, rates, constants).step
     except UnsupportedError:
         return math.nan
-
-
-def falls_below(curve: Curve, least: float) -> float | None:
-    """Where a curve comes down through a gain for good; None if it stays above, or is never above.
-
-    Between two points it is taken to be straight over the logarithm of both.
-    """
-    fine = [i for i, value in enumerate(curve.gains) if value >= least]
-    if not fine or fine[-1] == len(curve.xs) - 1:
-        return None
-    i = fine[-1]
-    (x, y), (next_x, next_y) = zip(curve.xs[i : i + 2], curve.gains[i : i + 2], strict=True)
-    if math.isnan(next_y):
-        return x
-    along = math.log(y / least) / math.log(y / next_y) if y > next_y else 0.0
-    return float(x * (next_x / x) ** along)
 
 
 class Crossing(NamedTuple):
@@ -106,9 +94,7 @@ class Crossing(NamedTuple):
 
 def crossing(curves: Sequence[Curve]) -> Crossing | None:
     """Where the best of what is allreduce-compatible overtakes, for good, the best that goes by allgather."""
-    growing, bounded = (
-        [c for c in curves if c.grows == grows and c.spec not in (BASELINE, "none")] for grows in (True, False)
-    )
+    growing, bounded = ([c for c in curves if c.grows == grows and c.spec not in HOROVODS] for grows in (True, False))
     if not growing or not bounded:
         return None
     found = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from hvd_compress.errors import SpecError
@@ -11,8 +12,8 @@ from hvd_compress.plan.rates import Rates
 from hvd_compress.plan.traffic import Message, matrix_side, sent
 from hvd_compress.spec import parse
 
-BASELINE = "fp16"
-"""What methods are judged against: Horovod's own compression."""
+HOROVODS = ("none", "fp16")
+"""Horovod's own methods; the better of them is the baseline."""
 
 _FLOAT = 4
 """Bytes."""
@@ -28,7 +29,7 @@ class Setup(NamedTuple):
         compute: Seconds of a step without any exchange, under the conditions of the job.
         latency: Seconds from one host to another.
         merge: Buckets that gradients are merged into before they are compressed.
-        ranks_per_host: Ranks that share a host's link; the last host may have fewer.
+        ranks_per_host: Ranks that share a host's link; as many on every host.
         cores_per_rank: Below 1, ranks share cores, and all that their processors do takes longer.
         side: Rows and columns of the model's matrices, which matter to low-rank methods.
         vectors: The share of the parameters in vectors, as biases, which are not compressed.
@@ -60,7 +61,10 @@ class Setup(NamedTuple):
             "compute": (0 < self.compute < math.inf, "above 0"),
             "latency": (0 <= self.latency < math.inf, "at least 0"),
             "merge": (self.merge >= 1, "a number of buckets, at least 1"),
-            "ranks_per_host": (self.ranks_per_host >= 1, "a whole number of at least 1"),
+            "ranks_per_host": (
+                self.ranks_per_host >= 1 and self.ranks % self.ranks_per_host == 0,
+                f"a whole number of at least 1 that divides ranks={self.ranks}, as hosts have equally many",
+            ),
             "cores_per_rank": (0 < self.cores_per_rank < math.inf, "above 0; below 1 where ranks share cores"),
             "side": (16 <= self.side <= 4096, "in 16 .. 4096"),
             "vectors": (0 <= self.vectors < 1, "a share of the parameters, at least 0 and below 1"),
@@ -79,7 +83,7 @@ class Prediction(NamedTuple):
         compute: Of the step alone.
         encode: Compressing.
         decode: Decompressing, and writing the means over the gradients.
-        link: What the bytes take at the link's bandwidth.
+        link: What the bytes take at the link's bandwidth, or between the GPUs of a host where that is slower.
         host: What they take on the host: sending, receiving and adding up.
         rounds: What the collectives take however few bytes they have: latency, and agreeing on what is ready.
         exchange: The last three together.
@@ -104,6 +108,11 @@ class Prediction(NamedTuple):
         return self.compute + self.encode + self.decode + self.exchange - self.hidden
 
 
+def baseline(found: Sequence[Prediction]) -> Prediction:
+    """Return the better of what Horovod has by itself."""
+    return min((one for one in found if one.spec in HOROVODS), key=lambda one: one.step)
+
+
 def predict(spec: str, setup: Setup, rates: Rates, constants: Constants) -> Prediction:
     """Predict a step.
 
@@ -115,7 +124,7 @@ def predict(spec: str, setup: Setup, rates: Rates, constants: Constants) -> Pred
     sending = _sending(spec, setup)
     encode, decode = _coding(spec, sending[0], setup.ranks, rates)
     wire = sum(one.parameters * one.message.wire(setup.ranks, setup.ranks_per_host) for one in sending)
-    link = 8 * wire / (setup.rate * constants.efficiency)
+    link = sum(_link(one, setup, constants) for one in sending)
     host = sum(_work(one, setup.ranks, constants) for one in sending) * (_slow_if_it_spins(slow) if linear else slow)
     rounds = sum(_round(one.message.kind, setup, constants, slow) for one in sending if one.waits)
     exchange = link + host + rounds
@@ -162,6 +171,12 @@ def _coding(spec: str, first: _Sent, ranks: int, rates: Rates) -> tuple[float, f
     return first.parameters * rate.encode, first.parameters * (rate.decoding(ranks) + rates.copy)
 
 
+def _link(sending: _Sent, setup: Setup, constants: Constants) -> float:
+    """Seconds at the slower one of a host's link and the bus inside it; data goes through both at once."""
+    between = 8 * sending.message.wire(setup.ranks, setup.ranks_per_host) / (setup.rate * constants.efficiency)
+    return sending.parameters * max(between, sending.message.wire(setup.ranks) * constants.bus)
+
+
 def _work(sending: _Sent, ranks: int, constants: Constants) -> float:
     """Seconds of a core for sending, receiving and adding up what a rank sends."""
     message, summed = sending.message, (ranks - 1) / ranks
@@ -180,13 +195,19 @@ def _round(kind: str, setup: Setup, constants: Constants, slow: float) -> float:
     """Seconds of a collective without any bytes."""
     if setup.ranks == 1:
         return 0.0
-    messages = _hops("AllReduce", setup) + _hops(kind, setup)  # agreeing on what is ready is an allreduce of bits
+    agreeing, own = _hops("AllReduce", setup), _hops(kind, setup)  # what is ready is agreed on by an allreduce of bits
+    messages, apart = (one + other for one, other in zip(agreeing, own, strict=True))
+    return slow * (constants.cycle + messages * constants.hop) + apart * setup.latency
+
+
+def _hops(kind: str, setup: Setup) -> tuple[float, float]:
+    """Messages of a collective, one after another, and how many of them go from one host to another.
+
+    Along trees, as NCCL has them for sums, hosts are far apart only near the root.
+    """
     hosts = math.ceil(setup.ranks / setup.ranks_per_host)
-    apart = hosts / setup.ranks if hosts > 1 else 0.0  # of the hops of a ring, those from one host to the next
-    return slow * (constants.cycle + messages * constants.hop) + messages * setup.latency * apart
-
-
-def _hops(kind: str, setup: Setup) -> int:
-    """Messages of a collective, one after another."""
-    once = math.ceil(math.log2(setup.ranks)) if setup.tree else setup.ranks - 1
-    return 2 * once if kind == "AllReduce" else once
+    twice = 2 if kind == "AllReduce" else 1
+    if setup.tree and kind in ("AllReduce", "Broadcast"):
+        return twice * math.ceil(math.log2(setup.ranks)), twice * math.ceil(math.log2(hosts))
+    once = setup.ranks - 1
+    return twice * once, twice * once * hosts / setup.ranks if hosts > 1 else 0.0

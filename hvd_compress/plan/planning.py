@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, NamedTuple, Optional
 
 import typer
 from rich.console import Console
@@ -17,21 +16,16 @@ from hvd_compress.bench.commands import refusals, split_specs
 from hvd_compress.bench.machine import Machine
 from hvd_compress.errors import SpecError, UnsupportedError
 from hvd_compress.plan import curves, plot, rates, tables, words
-from hvd_compress.plan.constants import BACKENDS, TREES, Constants, read_constants
-from hvd_compress.plan.model import BASELINE, Setup, predict
+from hvd_compress.plan.constants import Constants, read_constants
+from hvd_compress.plan.model import HOROVODS, Setup, baseline, predict
 from hvd_compress.plan.quantities import read_count, read_rate, read_time
 from hvd_compress.plan.rates import Rates
+from hvd_compress.plan.target import Backend, Device, Target, read_target
 from hvd_compress.plan.traffic import matrix_side
+from hvd_compress.plan.validated import beyond
 from hvd_compress.spec import parse
 
 METHODS = "topk:ratio=0.01,topkc:ratio=0.01,powersgd:rank=4,efsignsgd,qsgd"
-
-
-class Backend(str, Enum):
-    """What Horovod communicates by."""
-
-    gloo = "gloo"
-    nccl = "nccl"
 
 
 Text = Optional[str]  # noqa: UP045
@@ -55,11 +49,18 @@ def plan(
     methods: Annotated[str, typer.Option(metavar="SPEC,...", help="What to compare, besides none and fp16.")] = METHODS,
     latency: Annotated[str, typer.Option(help="From one host to another.")] = "50us",
     merge: Annotated[int, typer.Option(help="Buckets that gradients are merged into.")] = 2,
-    ranks_per_host: Annotated[int, typer.Option(help="Ranks that share a host's link.")] = 1,
+    ranks_per_host: Annotated[int, typer.Option(help="Ranks that share a host's link; divides --ranks.")] = 1,
     cores_per_rank: Annotated[float, typer.Option(help="Below 1: ranks share cores, and take longer.")] = 1.0,
     side: Annotated[int, typer.Option(help="Rows and columns of the model's matrices.")] = 1024,
     vectors: Annotated[float, typer.Option(help="Share of the parameters in biases and other vectors.")] = 0.001,
-    backend: Annotated[Backend, typer.Option(help="What Horovod communicates by.")] = Backend.gloo,
+    device: Annotated[
+        Optional[Device],  # noqa: UP045
+        typer.Option(help="What computes and compresses. [gpu with nccl, else cpu]"),
+    ] = None,
+    backend: Annotated[
+        Optional[Backend],  # noqa: UP045
+        typer.Option(help="What Horovod communicates by. [nccl with gpu, else gloo]"),
+    ] = None,
     rates_from: Annotated[
         Optional[list[Path]],  # noqa: UP045
         typer.Option(
@@ -71,17 +72,19 @@ def plan(
     constant: Constant = None,
     to_plot: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--plot", metavar="FILE.png", help="Draw the gain against ranks and against bandwidth."),
+        typer.Option("--plot", metavar="FILE.png", help="Draw the gains against ranks and against bandwidth."),
     ] = None,
     as_json: ToJson = None,
 ) -> None:
     """Predict what methods would save on a cluster that is not there, from a model of what a step is made of.
 
-    How long compressing takes is measured on this machine's processor, or taken from files with --rates.
+    How long compressing takes is measured on this machine's processor, or taken from files with --rates. The first line
+    tells what is assumed. Outside the range in which the model was validated there are predictions, but no verdict.
     """
     if context.invoked_subcommand:
         return
     with refusals():
+        target = read_target(device, backend)
         setup = Setup(
             read_count("params", _told("params", params, "350M")),
             ranks,
@@ -93,19 +96,20 @@ def plan(
             cores_per_rank,
             side,
             vectors,
-            backend.value in TREES,
+            target.tree,
         )
         setup.check()
+        constants = read_constants(constant or (), target.constants)
+        target.check(setup, constants)
         specs = named(methods)
         if to_plot:
             plot.check(specs)
-        constants = read_constants(constant or (), BACKENDS[backend.value])
         measured = (
             rates.read(rates_from, specs)
             if rates_from
             else measured_visibly(specs, size, matrix_side(size, side), turns)
         )
-        report(setup, specs, measured, constants, to_plot, as_json)
+        report(Job(setup, target, constants, measured), specs, to_plot, as_json)
 
 
 def _told(name: str, text: str | None, example: str) -> str:
@@ -120,7 +124,7 @@ def named(methods: str) -> list[str]:
     Raises:
         SpecError: If one of them is none.
     """
-    specs = list(dict.fromkeys(["none", BASELINE, *split_specs(methods)]))
+    specs = list(dict.fromkeys([*HOROVODS, *split_specs(methods)]))
     for spec in specs:
         parse(spec)
     return specs
@@ -139,29 +143,57 @@ def visibly(what: str) -> Iterator[Callable[[str], None]]:
         yield lambda part: status.update(f"{what}: {escape(part)} ...")
 
 
-def report(
-    setup: Setup, specs: list[str], measured: Rates, constants: Constants, to_plot: Path | None, as_json: Path | None
-) -> None:
+class Job(NamedTuple):
+    """What is predicted of.
+
+    Attributes:
+        setup: The training.
+        target: The machines.
+        constants: What is assumed of them.
+        measured: How fast the methods are on this machine.
+    """
+
+    setup: Setup
+    target: Target
+    constants: Constants
+    measured: Rates
+
+    @property
+    def rates(self) -> Rates:
+        """How fast the methods are on those machines."""
+        return self.target.rates(self.measured, self.constants)
+
+
+def report(job: Job, specs: list[str], to_plot: Path | None, as_json: Path | None) -> None:
     """Predict, and show, draw and write it."""
+    setup, constants = job.setup, job.constants
     found, impossible = [], {}
     for spec in specs:
         try:
-            found.append(predict(spec, setup, measured, constants))
+            found.append(predict(spec, setup, job.rates, constants))
         except UnsupportedError as error:
             impossible[spec] = str(error)
     with visibly("Predicting") as progress:
-        by_ranks = curves.over_ranks(specs, setup, measured, constants, progress)
-        by_bandwidth = curves.over_bandwidths(specs, setup, measured, constants)
-    said = [words.verdict(found), *words.outlook(by_ranks, by_bandwidth, setup, found)]
+        by_ranks = curves.over_ranks(specs, setup, job.rates, constants, progress)
+        by_bandwidth = curves.over_bandwidths(specs, setup, job.rates, constants)
+    assumed, outside = job.target.assumptions(setup, constants), beyond(setup, job.target)
+    if outside:
+        said = [words.no_verdict(outside)]
+    else:
+        said = [words.verdict(found), *words.outlook(by_ranks, setup, found, job.rates, constants)]
     if to_plot:
         plot.draw(to_plot, by_ranks, by_bandwidth, setup)
     if as_json:
         facts: dict[str, Any] = {"machine": Machine.here()._asdict(), "setup": setup._asdict(), "said": said}
-        facts |= {"constants": constants._asdict(), "rates": measured.as_json(), "impossible": impossible}
+        facts |= {"target": job.target._asdict(), "assumed": assumed, "outside": outside}
+        facts |= {"constants": constants._asdict(), "rates": job.measured.as_json(), "impossible": impossible}
+        facts |= {"baseline": baseline(found).spec}
         facts |= {"predictions": [one._asdict() | {"step": one.step} for one in found]}
         facts |= {"over_ranks": [c._asdict() for c in by_ranks], "over_bandwidths": [c._asdict() for c in by_bandwidth]}
         as_json.write_text(json.dumps(_finite(facts), indent=1) + "\n")
     console = Console()
+    console.print(escape(assumed), highlight=False)
+    console.print()
     console.print(tables.predictions(found, setup))
     for spec, message in impossible.items():
         console.print(f"[yellow]{escape(spec)}[/]: {escape(message)}", highlight=False)

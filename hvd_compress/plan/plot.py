@@ -1,4 +1,4 @@
-"""The gain over fp16 against ranks and against bandwidth, as lines."""
+"""The gain over the better of none and fp16 against ranks and against bandwidth, as lines."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from hvd_compress.bench.drawing import require_matplotlib
 from hvd_compress.errors import SpecError
 from hvd_compress.plan.curves import Curve
-from hvd_compress.plan.model import BASELINE, Setup
+from hvd_compress.plan.model import Setup
 from hvd_compress.plan.quantities import write_count, write_rate, write_time
+from hvd_compress.plan.validated import RANGE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +22,7 @@ MOST = 8
 """Lines that can be told apart."""
 
 _COLOURS = ("#33709f", "#d1571b", "#4b8a3f", "#8e4b9e", "#b8860b", "#2a9d9d", "#a03040")
-_PLAIN = {BASELINE: "#333333", "none": "#9a9ea3"}
+_PLAIN = {"fp16": "#333333", "none": "#9a9ea3"}
 _GAINS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
@@ -64,7 +65,7 @@ def figure(by_ranks: Sequence[Curve], by_bandwidth: Sequence[Curve], setup: Setu
     _scale_gains(left, [*by_ranks, *by_bandwidth])
     left.set_title(f"more ranks, at {write_rate(setup.rate)}", fontsize=10)
     right.set_title(f"faster links, with {setup.ranks:,} ranks", fontsize=10)
-    left.set_ylabel("a step, times faster than with fp16", fontsize=9)
+    left.set_ylabel("step, times faster than the better of none and fp16", fontsize=9)
     for axes, here in ((left, setup.ranks), (right, setup.rate)):
         if math.isfinite(here):
             axes.axvline(here, color="#c9ccd1", lw=6, zorder=0)
@@ -77,7 +78,8 @@ def figure(by_ranks: Sequence[Curve], by_bandwidth: Sequence[Curve], setup: Setu
 def _title(setup: Setup) -> str:
     hosts = f", {setup.ranks_per_host} ranks on a host" if setup.ranks_per_host > 1 else ""
     facts = f"{write_count(setup.params)} parameters, {write_time(setup.compute)} of computing{hosts}"
-    return f"Predicted: {facts} (broad line: {setup.ranks:,} ranks, {write_rate(setup.rate)}; dashes: by allgather)"
+    marks = f"broad line: {setup.ranks:,} ranks, {write_rate(setup.rate)}; dashes: by allgather"
+    return f"Predicted: {facts} ({marks})\nValidated: {RANGE}"
 
 
 def _lines(axes: Axes, curves: Sequence[Curve]) -> None:

@@ -52,6 +52,11 @@ class Rates(NamedTuple):
     copy: float
     methods: Mapping[str, Rate]
 
+    def at(self, copy: float) -> Rates:
+        """Return those of a machine that copies at another speed, and needs as many passes over its memory."""
+        by = copy / self.copy
+        return Rates(copy, {spec: Rate(*(by * value for value in rate)) for spec, rate in self.methods.items()})
+
     def as_json(self) -> dict[str, Any]:
         """Ready for JSON."""
         return {"copy": self.copy, "methods": {spec: rate._asdict() for spec, rate in self.methods.items()}}

@@ -6,16 +6,16 @@ import re
 from collections.abc import Sequence
 
 from hvd_compress.bench.speed.table import Grid, number, size
-from hvd_compress.plan.model import BASELINE, Prediction, Setup
+from hvd_compress.plan.model import Prediction, Setup, baseline
 from hvd_compress.plan.quantities import write_count, write_rate, write_time
 from hvd_compress.plan.validation import GOOD, Cell, Score
 
 
 def predictions(found: Sequence[Prediction], setup: Setup) -> Grid:
     """What the step of each method is made of, in milliseconds."""
-    base = next(one for one in found if one.spec == BASELINE)
+    base = baseline(found)
     heads = (
-        "Method", "Step\nms", "Faster\nthan fp16", "Encode\nms", "Decode\nms", "Exchange\nms",
+        "Method", "Step\nms", f"Faster\nthan {base.spec}", "Encode\nms", "Decode\nms", "Exchange\nms",
         "Hidden\nms", "At the\ndevice",
     )  # fmt: skip
     rows = [

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from hvd_compress.bench.commands import refusals
+from hvd_compress.bench.jobs import read_link
 from hvd_compress.bench.machine import Machine
 from hvd_compress.bench.speed.shapes import WIDTH
-from hvd_compress.cluster.rates import bits_per_second
 from hvd_compress.errors import SpecError
 from hvd_compress.plan import tables
 from hvd_compress.plan.constants import Constants, read_constants
@@ -26,8 +26,14 @@ from hvd_compress.plan.validation import FITTED, HOSTS, LINKS, METHODS, Campaign
 
 
 def validate(
-    hosts: Annotated[str, typer.Option(help="Emulated hosts, of a rank each.")] = ",".join(map(str, HOSTS)),
-    links: Annotated[str, typer.Option("--rate", help="What each can send and receive.")] = ",".join(LINKS),
+    hosts: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help=f"Emulated hosts, of a rank each. [{','.join(map(str, HOSTS))}]"),
+    ] = None,
+    rate: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help=f"What each can send and receive. [{','.join(LINKS)}]"),
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Measured steps of each method in each job.")] = 4,
     size: Size = 8_388_608,
     turns: Turns = 7,
@@ -50,10 +56,15 @@ def validate(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that hosts and ranks are removed after that, too
     with refusals():
         constants = read_constants(constant or ())
+        numbers = list(HOSTS) if hosts is None else read_hosts(hosts)
+        links = list(LINKS) if rate is None else read_links(rate)
         if measured:
+            for name, given in (("hosts", hosts), ("rate", rate)):
+                if given is not None:
+                    raise SpecError(f"{name}={given!r} is not allowed with --measured: FILE has its own; leave it out")
             campaign = Campaign.read(measured)
         else:
-            wanted = [(number, link) for number in read_hosts(hosts) for link in read_links(links)]
+            wanted = [(number, link) for number in numbers for link in links]
             campaign = _measure(
                 wanted, steps, measured_visibly(METHODS, size, matrix_side(size, WIDTH), turns), as_json
             )
@@ -81,12 +92,9 @@ def read_links(text: str) -> list[str]:
     """Read bandwidths, as ``100mbit,1gbit``.
 
     Raises:
-        ClusterError: If they cannot be emulated.
+        SpecError: If they cannot be emulated.
     """
-    links = list(dict.fromkeys(word.strip() for word in text.split(",")))
-    for link in links:
-        bits_per_second(link)
-    return links
+    return list(dict.fromkeys(read_link(word.strip()) for word in text.split(",")))
 
 
 def _measure(wanted: Sequence[tuple[int, str]], steps: int, rates: Rates, path: Path | None) -> Campaign:

@@ -24,6 +24,9 @@ from hvd_compress.spec import parse
 
 METHODS = ("none", "fp16", "topk:ratio=0.01", "topkc:ratio=0.01", "powersgd:rank=4", "efsignsgd", "qsgd")
 HOSTS, LINKS = (2, 4, 8), ("100mbit", "300mbit", "1gbit")
+CORES = 2
+"""Of the machine that the constants come from, which all its emulated hosts share."""
+
 MODEL, MERGE = "linear", 2
 FITTED = (2, 8)
 """Hosts whose measurements constants are fitted to; the others tell whether they are true elsewhere."""

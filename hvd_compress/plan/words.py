@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hvd_compress.plan.curves import Curve, crossing, falls_below
-from hvd_compress.plan.model import BASELINE, Prediction, Setup
+from hvd_compress.plan.constants import Constants
+from hvd_compress.plan.curves import Curve, crossing, gain
+from hvd_compress.plan.model import HOROVODS, Prediction, Setup, baseline
 from hvd_compress.plan.quantities import write_rate, write_time
-
-HOROVODS = ("none", BASELINE)
-"""What Horovod has by itself. Where ranks share cores, or the network is fast, the first may be the better one."""
+from hvd_compress.plan.rates import Rates
+from hvd_compress.plan.validated import RANGE, RANKS, RATES
 
 PAYS, SURE = 1.05, 1.2
 """Gains from which a method is worth its trouble, and from which it is one even if the model is wrong by its 20 %."""
 
 
+def no_verdict(beyond: Sequence[str]) -> str:
+    """What to say of a job outside the validated range."""
+    return (
+        f"No verdict: outside the validated range ({RANGE}), with {', '.join(beyond)}. Measure on your machines:"
+        " hvd-compress bench steps, or compare."
+    )
+
+
 def verdict(found: Sequence[Prediction]) -> str:
     """What to take."""
-    base = min((one for one in found if one.spec in HOROVODS), key=lambda one: one.step)
+    base = baseline(found)
     where = (
         f"with {base.spec}, a step of {write_time(base.step)} spends {write_time(base.exchange - base.hidden)} on the"
         " exchange"
@@ -32,10 +40,8 @@ def verdict(found: Sequence[Prediction]) -> str:
             f"Nothing pays here; take {base.spec}: {where}, and the best method, {best.spec}, takes {spent} to"
             " compress, exchange and decompress."
         )
-    gains = {one.spec: one.step / best.step for one in found if one.spec in (BASELINE, base.spec)}
-    times = " and ".join(f"{gain:.2g} times as fast as with {spec}" for spec, gain in gains.items())
-    takes = f"a step takes {write_time(best.step)}, {times}"
-    if gains[base.spec] < SURE:
+    takes = f"a step takes {write_time(best.step)}, {base.step / best.step:.2g} times as fast as with {base.spec}"
+    if base.step / best.step < SURE:
         return f"{best.spec} may pay: {takes}, which is within the error of the model; measure before you decide."
     return f"Take {best.spec}: {takes}; {where}."
 
@@ -45,18 +51,19 @@ def _rivals(found: Sequence[Prediction]) -> list[Prediction]:
 
 
 def outlook(
-    by_ranks: Sequence[Curve], by_bandwidth: Sequence[Curve], setup: Setup, found: Sequence[Prediction]
+    by_ranks: Sequence[Curve], setup: Setup, found: Sequence[Prediction], rates: Rates, constants: Constants
 ) -> list[str]:
-    """Where that changes: with a faster network, with more ranks."""
+    """Where that changes, as far as the model was validated: with another network, with more ranks."""
     said = []
     for best in sorted(_rivals(found), key=lambda one: one.step)[:1]:
-        curve = over_horovods(best.spec, by_bandwidth)
-        limit = falls_below(curve, PAYS)
-        if limit is not None:
-            said.append(f"With {setup.ranks} ranks, {best.spec} pays up to about {write_rate(limit)}.")
-        elif max(curve.gains) >= PAYS:
-            said.append(f"With {setup.ranks} ranks, {best.spec} pays at least up to {write_rate(curve.xs[-1])}.")
-    if crossed := crossing(by_ranks):
+        gains = {rate: gain(best.spec, setup._replace(rate=rate), rates, constants) for rate in RATES}
+        sure = [write_rate(rate) for rate, value in gains.items() if value >= SURE]
+        known = ", ".join(write_rate(rate) for rate in RATES)
+        said.append(
+            f"Of {known}, where the model was validated, {best.spec} pays at {', '.join(sure) or 'none of them'} with"
+            f" {setup.ranks} ranks."
+        )
+    if crossed := crossing([_validated(curve) for curve in by_ranks]):
         said.append(
             f"At {write_rate(setup.rate)}, {crossed.after}, whose traffic does not grow with the ranks, is ahead of"
             f" {crossed.before} from {crossed.ranks:,} ranks on."
@@ -64,9 +71,7 @@ def outlook(
     return said
 
 
-def over_horovods(spec: str, curves: Sequence[Curve]) -> Curve:
-    """A curve with the gains over the better of what Horovod has by itself."""
-    (curve,) = (curve for curve in curves if curve.spec == spec)
-    own = [[1.0] * len(curve.xs), *(curve.gains for curve in curves if curve.spec in HOROVODS)]
-    best = [max(gains) for gains in zip(*own, strict=True)]
-    return curve._replace(gains=[gain / of for gain, of in zip(curve.gains, best, strict=True)])
+def _validated(curve: Curve) -> Curve:
+    """A curve over ranks, as far as the model was validated."""
+    points = [point for point in zip(curve.xs, curve.gains, strict=True) if RANKS[0] <= point[0] <= RANKS[1]]
+    return curve._replace(xs=[x for x, _ in points], gains=[y for _, y in points])

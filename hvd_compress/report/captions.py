@@ -54,8 +54,8 @@ PICTURES = (
         "time-to-target",
         "Time to the target",
         "A bar for each method: how soon it reached the target, with the range over the seeds.",
-        "Bars are medians of fp16's time over the method's, seed by seed; whiskers go from the least to the largest."
-        " Where fp16 did not reach the target, they are seconds.",
+        "Bars are medians of the baseline's time over the method's, seed by seed; whiskers go from the least to the"
+        " largest. Where the baseline did not reach the target, they are seconds.",
         charts.time_to_target,
     ),
     Picture(
@@ -81,10 +81,12 @@ MEASURED = (
     " the same minibatches.",
     "The clock runs while the model is trained and stands still while it is evaluated. Starting processes is not in"
     " it.",
-    "The target is reached where the metric first is as good, taken as linear between two evaluations. The ratio is"
-    " fp16's time over the method's with the same seed.",
-    "A method pays if it reaches the target with every seed, and sooner than fp16 with every seed with which fp16"
-    " does. It may pay if it is sooner in the median; a training that failed or did not get there counts as never.",
+    "The target is reached where the metric first is as good, taken as linear between two evaluations.",
+    "The baseline is the better of what Horovod has by itself, none and fp16: the one that reaches the target with more"
+    " seeds, or else sooner in the median. The ratio is its time over the method's with the same seed.",
+    "A method pays if it reaches the target with every seed, and sooner than the baseline with every seed with which"
+    " that gets there. It may pay if it is sooner in the median; a training that failed or did not get there counts as"
+    " never.",
     "The final metric is that at the end of a method's run. Runs that the budget ended have fewer steps.",
     "Encode, wait and decode are means over the ranks. Where waiting was not measured, as for none, for fp16 and in"
     " TensorFlow, it is what a step takes beyond computing alone, which all ranks did at once before the training.",

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_compress.bench.speed.table import number, size
 from hvd_compress.lab.formats import figure, seconds, span, times, with_span
-from hvd_compress.lab.judging import Judgement, Verdict, judge
+from hvd_compress.lab.judging import Judgement, Verdict, baseline, judge
 from hvd_compress.lab.measures import PARTS
-from hvd_compress.lab.results import BASELINE, Comparison
+from hvd_compress.lab.results import Comparison
 from hvd_compress.report.drawing import INK, PALE, blank, legend_below, logarithmic, note, rows
 
 if TYPE_CHECKING:
@@ -27,16 +27,16 @@ _LOG_FROM = 20.0
 
 
 def time_to_target(comparison: Comparison) -> Figure:
-    """How many times as soon as fp16 each method reached the target; the seconds where fp16 did not."""
-    judged = judge(comparison)
-    relative = any(one.spec == BASELINE and one.reached for one in judged)
+    """How many times as soon as the baseline each method reached the target; the seconds where that did not."""
+    judged, base = judge(comparison), baseline(comparison)
+    relative = any(one.spec == base and one.reached for one in judged)
     goal = f"{comparison.goal.metric} {figure(comparison.target)}"
-    what = f"{goal}: how many times as soon as with fp16" if relative else f"Training until {goal}"
+    what = f"{goal}: how many times as soon as with {base}" if relative else f"Training until {goal}"
     drawn, axes = blank(_REST + _ROW * len(judged), what, comparison)
     for row, one in enumerate(judged):
         found = one.ratio if relative else one.seconds
         if found is None:
-            note(axes, 0, row, "other seeds than fp16" if one.reached else one.verdict.value)
+            note(axes, 0, row, f"other seeds than {base}" if one.reached else one.verdict.value)
             continue
         axes.barh(row, found.median, height=0.62, color=_VERDICTS.get(one.verdict, PALE))
         if found.low < found.high:
@@ -47,7 +47,7 @@ def time_to_target(comparison: Comparison) -> Figure:
     if relative:
         axes.axvline(1, color=INK, lw=1, dashes=(4, 3), zorder=0)
     axes.set_xlim(left=0)
-    longer = "times as soon as fp16 (dashed: as soon); the longer the better"
+    longer = f"times as soon as {base} (dashed: as soon), the better of none and fp16; the longer the better"
     axes.set_xlabel(longer if relative else "seconds of training; the shorter the better", fontsize=9)
     return drawn
 

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_compress.lab.job import Outcome
+from hvd_compress.lab.judging import baseline
 from hvd_compress.lab.measures import final, reach
-from hvd_compress.lab.results import BASELINE, Comparison
+from hvd_compress.lab.results import Comparison
 
 Floats = npt.NDArray[np.float64]
 
@@ -84,7 +85,8 @@ def limits(comparison: Comparison) -> tuple[float, float] | None:
     finite = [p.metric for one in comparison.outcomes for p in one.curve if math.isfinite(p.metric)]
     if not finite:
         return None
-    ends = [one for one in comparison.outcomes if one.spec == BASELINE or reach(one, comparison.target)]
+    base = baseline(comparison)
+    ends = [one for one in comparison.outcomes if one.spec == base or reach(one, comparison.target)]
     core = [end for end in map(final, ends or comparison.outcomes) if math.isfinite(end)] + [comparison.target]
     height = max(max(core) - min(core), 0.1 * abs(comparison.target)) or max(finite) - min(finite) or 1.0
     low, high = min([comparison.target, *finite]), max([comparison.target, *finite])

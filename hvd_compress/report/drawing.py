@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvd_compress.bench.drawing import require_matplotlib
-from hvd_compress.lab.results import BASELINE, Comparison
+from hvd_compress.lab.results import Comparison
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)))
 """Methods beyond the sixth have a colour again, but another dash."""
 
-_PLAIN = {BASELINE: (INK, "-"), "none": (GREY, "-")}
+_PLAIN = {"fp16": (INK, "-"), "none": (GREY, "-")}
 """What all are compared with stands back."""
 
 

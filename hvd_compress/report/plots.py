@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from hvd_compress.lab.formats import figure as digits
 from hvd_compress.lab.formats import metric
-from hvd_compress.lab.judging import judge
-from hvd_compress.lab.results import BASELINE, Comparison
+from hvd_compress.lab.judging import baseline, judge
+from hvd_compress.lab.results import Comparison
 from hvd_compress.report import drawing
 from hvd_compress.report.curves import Line, limits, line, unequal
 from hvd_compress.report.drawing import INK, Look, blank, plain
@@ -35,11 +35,11 @@ def _metric(comparison: Comparison, by: str, log: bool = False) -> Figure:
     drawn, axes = blank(4.8, f"{comparison.goal.metric} against {what}", comparison, 62)  # left of the legend
     bounds, looks = limits(comparison), drawing.looks(comparison)
     handles: list[tuple[Any, str]] = []
-    begin = math.inf
+    begin, base = math.inf, baseline(comparison)
     for one in judge(comparison):
         found, look = line(comparison.of(one.spec), by, log), looks[one.spec]
         begin = min([begin, *found.at[_seen(found, bounds)]])
-        handle = _draw(axes, found, look, one.spec == BASELINE)
+        handle = _draw(axes, found, look, one.spec == base)
         handles.append((handle, plain(one.spec) + _unseen(found, bounds)))
         at = one.seconds if by == "seconds" else one.steps
         if at:  # where it reaches the target

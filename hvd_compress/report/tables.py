@@ -13,7 +13,7 @@ from rich.table import Table
 from hvd_compress.bench.speed.table import number, size
 from hvd_compress.lab.formats import NONE, error, figure, seconds, span, times
 from hvd_compress.lab.formats import metric as measured
-from hvd_compress.lab.judging import Judgement, judge
+from hvd_compress.lab.judging import Judgement, baseline, judge
 from hvd_compress.lab.measures import Spread
 from hvd_compress.lab.results import Comparison
 
@@ -56,7 +56,7 @@ def columns(comparison: Comparison, width: int = PAGE) -> list[Column]:
     found = [
         Column("Learning rate", lambda one: Cell(NONE if one.lr is None else figure(one.lr)), PAGE),
         Column("Time to target, s", lambda one: _spread(one.seconds, seconds)),
-        Column("Times as soon as fp16", lambda one: _spread(one.ratio, times)),
+        Column(f"Times as soon as {baseline(comparison)}", lambda one: _spread(one.ratio, times)),
         Column("Seeds at target", lambda one: Cell(f"{one.reached} of {one.seeds}")),
         Column("Steps to target", lambda one: _spread(one.steps, _whole), PAGE),
         Column(f"Final {metric}", lambda one: _spread(one.final, measured)),

@@ -96,8 +96,22 @@ def test_results_are_medians_of_the_slowest_rank() -> None:
     assert found[2].spread == pytest.approx((30, 50))
     assert [one.floor for one in found] == pytest.approx([20, 20, 20])
     assert found[2].beyond == pytest.approx(2)
-    assert speedup(found, found[2]) == pytest.approx(5)
+    assert speedup(found, found[2]) is None, "none was not measured, and may have been faster"
     assert overhead(found, found[2]) is None
+
+
+@pytest.mark.parametrize(("none", "fp16", "better"), [(50, 100, "none"), (100, 50, "fp16"), (50, 50, "fp16")])
+@pytest.mark.parametrize("own", ["Horovod's ", ""])
+def test_the_baseline_is_the_faster_of_horovods_own(none: float, fp16: float, better: str, own: str) -> None:
+    found = [Result(ALONE, 10), Result(f"{own}none", none), Result(f"{own}fp16", fp16), Result("topk", 25)]
+    assert speedup(found, found[3]) == pytest.approx(2)
+    assert {one["baseline"] for one in as_json(found)} == {better}
+    for show in (table.steps_table, table.exchange_table):
+        assert f"Faster\nthan {better}" in show(found, "").heads
+    for missing in (1, 2):
+        some = [one for place, one in enumerate(found) if place != missing]
+        assert speedup(some, found[3]) is None
+        assert "Faster\nthan" not in text_of(table.steps_table(some, ""))
 
 
 def test_the_floor_is_computing_or_the_link() -> None:
@@ -139,6 +153,7 @@ def test_memory_is_that_of_the_rank_with_most() -> None:
 
 RESULTS = [
     Result(ALONE, 20, (19, 21), floor=20),
+    Result("Horovod's none", 4000, (3900, 4100), device=53_000_000, floor=4240),
     Result("Horovod's fp16", 2260.4, (2200, 2300), device=26_500_000, floor=2120),
     Result("topk:ratio=0.01", 241.25, (230, 250), 537_000, 1_200_000, 96, 10.5, 20.25, 3.125, 14),
 ]
@@ -153,15 +168,17 @@ def text_of(drawn: Any, width: int = 160) -> str:
 def test_the_table_of_steps() -> None:
     text = text_of(table.steps_table(RESULTS, "Steps"))
     line = next(line for line in text.splitlines() if line.startswith("topk"))
-    assert " ".join(line.split()) == "topk:ratio=0.01 241 230 250 0.08 9.37x 537 kB 1.2 MB 96.0 2.51 10.5 20.2 3.1"
-    assert "Over" not in text, "nothing to compare with, so no column"
-    assert max(map(len, text.splitlines())) <= 120 and " more" not in text
+    assert (
+        " ".join(line.split()) == "topk:ratio=0.01 241 230 250 0.08 9.37x -3,759 537 kB 1.2 MB 96.0 2.51 10.5 20.2 3.1"
+    )
+    assert "layer" not in text, "nothing to compare with, so no column"
+    assert max(map(len, text.splitlines())) <= 121 and " more" not in text
 
 
 def test_a_narrow_terminal_gets_whole_columns() -> None:
     lines = text_of(table.steps_table(RESULTS, "Steps"), 60).splitlines()
     assert lines[-2].split() == ["topk:ratio=0.01", "241", "230", "250", "0.08", "9.37x"]
-    assert lines[-1] == "7 more in a terminal with 112 columns, or by --json."
+    assert lines[-1] == "8 more in a terminal with 121 columns, or by --json."
 
 
 def test_what_merging_gains() -> None:
@@ -192,12 +209,12 @@ def test_sizes(value: float, text: str) -> None:
 
 def test_results_as_json() -> None:
     facts = json.loads(json.dumps(as_json(RESULTS)))
-    assert facts[2]["speedup"] == pytest.approx(2260.4 / 241.25)
-    assert facts[2]["beyond_floor"] == pytest.approx(241.25 / 96)
+    assert facts[3]["speedup"] == pytest.approx(2260.4 / 241.25)
+    assert facts[3]["beyond_floor"] == pytest.approx(241.25 / 96)
 
 
 def test_bars() -> None:
-    alone, fp16, topk = table.bars(RESULTS)
+    alone, _, fp16, topk = table.bars(RESULTS)
     assert (alone.mark, alone.strong, alone.note) == (None, False, "20.0 ms")
     assert (fp16.mark, fp16.strong) == (2120, False)
     assert topk == Bar("topk:ratio=0.01", 241.25, "241 ms  (9.37x)", 96, True)
@@ -234,17 +251,23 @@ def run(*arguments: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "message"),
+    ("arguments", "message"),
     [
-        (["steps", "topkk"], 2, "unknown method 'topkk'"),
-        (["exchange", "topk", "--merge", "layer,half"], 2, "merge='half' is not allowed"),
-        (["steps", "topk", "--hosts", "2", "--rate", "fast"], 1, "rate='fast' is not allowed"),
+        (["steps", "topkk"], "unknown method 'topkk'"),
+        (["exchange", "topk", "--merge", "layer,half"], "merge='half' is not allowed"),
+        (["steps", "topk", "--hosts", "2", "--rate", "fast"], "rate='fast' is not allowed"),
+        (["steps", "topk", "--rate", "fast"], "rate='fast' is not allowed"),
+        (["steps", "topk", "--rate", "1gbit"], "rate='1gbit' is not allowed without hosts"),
+        (["exchange", "topk", "--rate", "fast"], "rate='fast' is not allowed"),
+        (["exchange", "topk", "--rate", "1gbit"], "rate='1gbit' is not allowed without hosts"),
     ],
 )
-def test_refusals(arguments: list[str], status: int, message: str) -> None:
-    result = run(*arguments)
-    assert result.exit_code == status
-    assert message in result.output
+def test_refusals(tmp_path: Path, arguments: list[str], message: str) -> None:
+    written = tmp_path / "results.json"
+    result = run(*arguments, "--json", str(written))
+    assert result.exit_code == 2
+    assert message in result.output and result.output.count("\n") == 1
+    assert not written.exists()
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,12 @@ from hvd_compress.bench.speed import command, launcher
 from hvd_compress.bench.speed.results import results
 from hvd_compress.bench.speed.task import ALONE, Entry, Task
 
+pytestmark = pytest.mark.jobs
+
 RUNNER = CliRunner(env={"COLUMNS": "160", "NO_COLOR": "1"})
 NUMBERS = 500 * 64 * 32
 
-able = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unshare")))
-for_real = pytest.mark.skipif(not able, reason="emulated hosts need root, and ip and tc")
+for_real = pytest.mark.needs("hosts")
 
 
 def bench(file: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
@@ -33,7 +32,7 @@ def bench(file: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
 
 
 def test_the_worker() -> None:
-    job = horovodrun(2, "mpi", Path(__file__).with_name("speed_job.py"), timeout=120)
+    job = horovodrun(2, "mpi", Path(__file__).with_name("speed_job.py"), timeout=300)
     assert job.stdout.count("all is well on rank") == 2
 
 

@@ -68,7 +68,7 @@ def test_fashion_is_read(tmp_path: Path, packed: bool) -> None:
     np.testing.assert_array_equal(rows, 2 * images.train_labels)
 
 
-@pytest.mark.skipif(not data.FASHION.is_dir(), reason="needs Debian's dataset-fashion-mnist")
+@pytest.mark.needs("fashion")
 def test_fashion_of_debian() -> None:
     images = data.fashion()
     assert images.train.shape == (60_000, 28, 28) and images.test.shape == (10_000, 28, 28)

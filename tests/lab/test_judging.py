@@ -9,11 +9,11 @@ import pytest
 from lab.cases import ACCURACY, PERPLEXITY, compared, made, timed
 
 from hvd_compress.lab.job import Goal, Outcome
-from hvd_compress.lab.judging import Judgement, Verdict, judge
+from hvd_compress.lab.judging import Judgement, Verdict, baseline, judge
 from hvd_compress.lab.measures import Reach, Spread, median_split, reach, split
-from hvd_compress.lab.results import BASELINE
 
 NAN, INF = math.nan, math.inf
+BASELINE = "fp16"
 
 
 def judged(spec: str, trainings: Mapping[str, Sequence[Outcome | None]]) -> Judgement:
@@ -87,6 +87,44 @@ def test_the_baseline_is_one_with_itself() -> None:
     found = judged(BASELINE, {BASELINE: [timed(8), timed(9)]})
     assert (found.verdict, found.ratio, found.worse) == (Verdict.BASELINE, Spread(1, 1, 1), "")
     assert judged(BASELINE, {BASELINE: [timed(None)]}).verdict is Verdict.NOT_REACHED
+
+
+@pytest.mark.parametrize(
+    ("none", "fp16", "better"),
+    [
+        ([4, 5, 6], [8, 9, 10], "none"),
+        ([8, 9, 10], [4, 5, 6], "fp16"),
+        ([8, 8], [8, 8], "fp16"),
+        ([9, 1, 9], [2, 8, 8], "fp16"),  # in the median
+        ([1, 1, None], [8, 8, 8], "fp16"),  # more seeds
+        ([None], [9], "fp16"),
+        ([9], [None], "none"),
+    ],
+)
+def test_the_baseline_is_the_better_of_horovods_own(
+    none: list[float | None], fp16: list[float | None], better: str
+) -> None:
+    trainings = {"none": [timed(s) for s in none], "fp16": [timed(s) for s in fp16], "topk": [timed(2)] * len(fp16)}
+    assert baseline(compared(trainings)) == better
+    verdicts = {one.spec: one.verdict for one in judge(compared(trainings))}
+    assert [spec for spec in ("none", "fp16") if verdicts[spec] is Verdict.BASELINE] == [better]
+
+
+def test_a_method_that_only_beats_the_worse_one_does_not_pay() -> None:
+    """Gloo sums float16 in software: there fp16 may be slower than none."""
+    trainings = {"none": [timed(4), timed(4)], "fp16": [timed(10), timed(8)], "topk": [timed(5, 0.94), timed(5, 0.94)]}
+    found = judged("topk", trainings)
+    assert (found.verdict, found.ratio) == (Verdict.DOES_NOT_PAY, Spread(0.8, 0.8, 0.8))
+    assert found.worse.startswith("ends with worse accuracy than none (no compression) with every seed: 0.9400, none")
+    assert judged("fp16", trainings).verdict is Verdict.DOES_NOT_PAY
+
+
+def test_where_neither_gets_there_the_better_end_counts() -> None:
+    trainings = {"none": [timed(None, 0.7)], "fp16": [timed(None, 0.6)], "topk": [timed(4)]}
+    assert baseline(compared(trainings)) == "none"
+    assert baseline(compared({"none": [None], "fp16": [timed(None, 0.6)]})) == "fp16"
+    assert baseline(compared({"none": [timed(None, 0.7)], "fp16": [timed(None, diverged=True)]})) == "none"
+    assert judged("topk", trainings).verdict is Verdict.REACHED
 
 
 def test_a_training_that_failed_is_one_that_did_not_get_there() -> None:

@@ -16,6 +16,8 @@ from hvd_compress.errors import ClusterError
 from hvd_compress.lab import Setting
 from hvd_compress.lab.job import Job
 
+pytestmark = pytest.mark.tensorflow
+
 HERE = Path(__file__).parent
 
 

@@ -17,6 +17,8 @@ from hvd_compress.errors import SpecError
 from hvd_compress.lab import Setting, Training
 from hvd_compress.lab.tasks import find
 
+pytestmark = pytest.mark.tensorflow
+
 SIZES = [1, 2, 3]
 ALL = [("torch", "digits"), ("keras", "digits"), ("torch", "fashion"), ("keras", "fashion"), ("torch", "lm")]
 each_task = pytest.mark.parametrize(("framework", "name"), ALL)

@@ -13,7 +13,7 @@ from plan.setups import FREE, GATHERED, JOB, QUICK, REDUCED, SIDE, SLOW, SPECS, 
 from hvd_compress import LocalWorld
 from hvd_compress.errors import SpecError, UnsupportedError
 from hvd_compress.plan.constants import BACKENDS, Constants, read_constants
-from hvd_compress.plan.model import Setup, predict
+from hvd_compress.plan.model import Prediction, Setup, baseline, predict
 
 MANY = (1, 2, 3, 4, 8, 16, 64, 256)
 
@@ -143,10 +143,37 @@ def test_casting_takes_as_long_as_memory_does() -> None:
 
 
 def test_trees_have_fewer_hops() -> None:
-    """An allreduce of bits, and the collective: 2 * 7 + 7 messages round rings of 8, 2 * 3 + 3 along trees."""
+    """An allreduce of bits, and the collective: 2 * 7 messages round a ring of 8, 2 * 3 along trees.
+
+    What is gathered goes round a ring in either case: 7 messages.
+    """
     constants = FREE._replace(hop=1.0)
-    job = JOB._replace(merge=1, vectors=0.0, latency=0.0)
-    assert [predict(TOPK, job._replace(tree=tree), QUICK, constants).rounds for tree in (False, True)] == [21, 9]
+    for spec, messages in ((TOPK, [14 + 7, 6 + 7]), ("none", [14 + 14, 6 + 6])):
+        job = JOB._replace(merge=1, vectors=0.0, latency=0.0)
+        assert [predict(spec, job._replace(tree=tree), QUICK, constants).rounds for tree in (False, True)] == messages
+    job = JOB._replace(ranks_per_host=4, latency=1.0, tree=True)
+    assert predict("none", job, QUICK, FREE).rounds == 2 * 2, "of the 3 levels of a tree, one is between hosts"
+
+
+def test_inside_a_host_the_bus_may_be_slower_than_the_link() -> None:
+    """In a ring, each rank sends what its host sends, so that the slower one of both counts."""
+    job = JOB._replace(ranks=8, ranks_per_host=4, rate=8e9, latency=0.0)
+    sent = 4 * job.params * 2 * 7 / 8
+    for bus, seconds in ((0.5e-9, sent / 1e9), (4e-9, sent * 4e-9)):
+        assert predict("none", job, QUICK, FREE._replace(bus=bus)).link == pytest.approx(seconds)
+    alone = job._replace(ranks_per_host=8)
+    assert predict("none", alone, QUICK, FREE._replace(bus=4e-9)).link == pytest.approx(sent * 4e-9), "no link at all"
+    assert predict("none", alone, QUICK, FREE._replace(bus=4e-9)).wire == 0
+
+
+def test_the_baseline_is_the_better_of_horovods_own() -> None:
+    zeros = dict.fromkeys(("encode", "decode", "link", "host", "rounds", "hidden", "wire"), 0.0)
+    fast, slow, best = (
+        Prediction(spec, compute=0.1, exchange=seconds, **zeros)
+        for spec, seconds in (("none", 0.1), ("fp16", 0.2), (TOPK, 0.05))
+    )
+    assert baseline([fast, slow, best]).spec == "none"
+    assert baseline([slow, best, fast._replace(exchange=0.3)]).spec == "fp16"
 
 
 def test_only_hops_between_hosts_have_latency() -> None:
@@ -167,6 +194,8 @@ def test_methods_that_cannot_be_used_with_so_many() -> None:
         ({"ranks": 0}, "ranks=0 is not allowed: ranks must be a whole number of at least 1"),
         ({"merge": 0}, "merge=0 is not allowed: merge must be a number of buckets"),
         ({"ranks_per_host": 0}, "ranks-per-host=0 is not allowed: ranks-per-host must be"),
+        ({"ranks_per_host": 3}, "ranks-per-host=3 is not allowed: .* that divides ranks=8, as hosts have equally many"),
+        ({"ranks_per_host": 16}, "ranks-per-host=16 is not allowed: .* that divides ranks=8"),
         ({"cores_per_rank": 0.0}, "cores-per-rank=0.0 is not allowed: .* below 1 where ranks share cores"),
         ({"side": 4}, "side=4 is not allowed: side must be in 16 .. 4096"),
         ({"vectors": 1.0}, "vectors=1.0 is not allowed: vectors must be a share"),

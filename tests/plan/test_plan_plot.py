@@ -51,7 +51,7 @@ def test_no_words_overlap(setup: Setup, known: Rates, more: tuple[str, ...]) -> 
 def test_axes_are_named_and_logarithmic() -> None:
     left, right = figure().axes
     assert [axes.get_xscale() for axes in (left, right)] == [axes.get_yscale() for axes in (left, right)] == ["log"] * 2
-    assert left.get_ylabel() == "a step, times faster than with fp16"
+    assert left.get_ylabel() == "step, times faster than the better of none and fp16"
     assert (left.get_xlabel(), right.get_xlabel()) == ("ranks", "bandwidth of a host")
     assert [tick.get_text() for tick in left.get_xticklabels()][::9] == ["2", "1,024"]
     assert [tick.get_text() for tick in right.get_xticklabels()][::4] == ["100\nMbit/s", "400\nGbit/s"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -63,6 +61,7 @@ def test_a_step_alone_is_known_from_all_jobs_with_as_many_hosts() -> None:
     }
 
 
+@pytest.mark.slow
 def test_constants_are_found_from_measurements() -> None:
     """From 2 and 8 hosts, for 4: each of them as far as the steps tell, and so the steps."""
     found = fit(jobs(TRUE, 2, 8), KNOWN, Constants())
@@ -129,10 +128,7 @@ def test_there_must_be_something_to_fit_to(tmp_path: Path) -> None:
     assert "fit is not possible" in result.output
 
 
-able = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unshare")))
-
-
-@pytest.mark.skipif(not able, reason="emulated hosts need root, and ip and tc")
+@pytest.mark.needs("hosts")
 def test_a_job_on_hosts(tmp_path: Path) -> None:
     """What is measured is a step: its time is not judged here, but where it comes from."""
     path = tmp_path / "measured.json"

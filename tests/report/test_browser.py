@@ -5,20 +5,21 @@ from __future__ import annotations
 import html
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from needs import browser
 from report import examples
 
 from hvd_compress.lab.results import Comparison
 from hvd_compress.report import page
 from hvd_compress.report.captions import PICTURES
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+pytestmark = pytest.mark.needs("chromium")
+
 OPTIONS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
     "--disable-sync", "--no-first-run", "--window-size=1600,1000", "--virtual-time-budget=5000",
@@ -44,27 +45,19 @@ FRAME = """<!doctype html><body style="margin: 0"><pre id="found"></pre>
 <iframe src="probed.html" style="border: 0; width: %dpx; height: 900px"></iframe>"""
 
 
-def browser() -> str:
-    """The program; there must be one."""
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
-        pytest.fail(f"none of {', '.join(NAMES)} is on PATH: apt-get install -y --no-install-recommends chromium")
-    return found
-
-
 def laid_out(folder: Path, width: int) -> dict[str, Any]:
     """The page of a folder in a window of so many pixels; browsers have no windows below 500, but frames."""
     text = (folder / "report.html").read_text()
     (folder / "probed.html").write_text(text.replace("</body>", f"{PROBE}</body>"))
     (folder / "frame.html").write_text(FRAME % width)
     command = [
-        browser(),
+        str(browser()),
         *OPTIONS,
         f"--user-data-dir={folder / 'profile'}",
         "--dump-dom",
         f"file://{folder}/frame.html",
     ]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     match = re.search(r'<pre id="found">(.+?)</pre>', ended.stdout, re.DOTALL)
     assert match, f"the browser told nothing:\n{ended.stdout[-2000:]}\n{ended.stderr[-2000:]}"
     found: dict[str, Any] = json.loads(html.unescape(match[1]))

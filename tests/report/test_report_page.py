@@ -84,6 +84,7 @@ def hostile() -> Comparison:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_the_page_needs_nothing_else(name: str, tmp_path: Path) -> None:
     page.write(COMPARISONS[name](), tmp_path / "report")

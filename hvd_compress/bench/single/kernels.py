@@ -84,7 +84,7 @@ def _operations(n: int) -> Iterator[Operation]:
     cpu, x, residual, out = compiled(), _normal(n, 0), _normal(n, 1), np.zeros(n, np.float32)
     yield from _codes(cpu, n, x, residual, out)
 
-    k, grad, left = max(1, n // _SHARE), x.copy(), residual.copy()
+    k, left = max(1, n // _SHARE), residual.copy()
 
     def top() -> None:
         absorb()
@@ -93,9 +93,9 @@ def _operations(n: int) -> Iterator[Operation]:
         left[indices] = 0.0
 
     def absorb() -> None:
-        cpu.absorb_at(left.ctypes.data, grad.ctypes.data, n, 4.0)  # by 4, so that what is left does not grow forever
+        cpu.absorb_at(left.ctypes.data, residual.ctypes.data, x.ctypes.data, n, 1.0)
 
-    yield Operation("add to the residual in place, keep what it was", absorb, 4)
+    yield Operation("add the gradient to the residual", absorb, 3)
 
     yield Operation("exact top 1% with feedback", top, 5)
     yield Operation(_TOP, partial(cpu.top_indices, x, k), 1)

@@ -16,14 +16,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hvd_compress.bench.bars import draw
 from hvd_compress.bench.commands import refusals
-from hvd_compress.bench.jobs import Where
+from hvd_compress.bench.jobs import Where, read_where
 from hvd_compress.bench.machine import Machine
 from hvd_compress.bench.speed import table
 from hvd_compress.bench.speed.launcher import run
-from hvd_compress.bench.speed.results import Result, as_json, results
+from hvd_compress.bench.speed.results import Result, as_json, baseline_name, results
 from hvd_compress.bench.speed.shapes import SHAPES, count
 from hvd_compress.bench.speed.task import Part, Task, entries
-from hvd_compress.cluster.rates import UNLIMITED, bits_per_second
+from hvd_compress.cluster.rates import bits_per_second
 from hvd_compress.merging import Merge
 
 bench = typer.Typer(no_args_is_help=True)
@@ -69,7 +69,10 @@ class Outputs(NamedTuple):
 
 Specs = Annotated[list[str], typer.Argument(metavar="SPEC...", help="Methods, as topk:ratio=0.01.")]
 Hosts = Annotated[int, typer.Option(min=0, help="Emulated hosts, of a rank each (needs root); 0: this machine.")]
-Rate = Annotated[str, typer.Option(help="What a host can send and receive: 100mbit, 1gbit ... or unlimited.")]
+Rate = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="What an emulated host can send and receive: 100mbit, 1gbit ...; with --hosts. [unlimited]"),
+]
 Ranks = Annotated[int, typer.Option(min=1, help="Ranks on this machine, without --hosts.")]
 By = Annotated[Controller, typer.Option(help="What Horovod communicates by, without --hosts.")]
 Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each method.")]
@@ -78,7 +81,10 @@ Merging = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option(help="Partitions to compare, as layer,2,auto; by default the package's own. Can be repeated."),
 ]
-Against = Annotated[Optional[Rival], typer.Option(help="Also measure Horovod's own none and fp16.")]  # noqa: UP045
+Against = Annotated[
+    Optional[Rival],  # noqa: UP045
+    typer.Option(help="Also measure Horovod's own none and fp16: the faster one is the baseline."),
+]
 ToJson = Annotated[Optional[Path], typer.Option("--json", metavar="FILE", help="Write the results.")]  # noqa: UP045
 ToPlot = Annotated[Optional[Path], typer.Option(metavar="FILE.png", help="Draw the results.")]  # noqa: UP045
 
@@ -93,7 +99,7 @@ def _begin() -> None:
 def steps(
     specs: Specs,
     hosts: Hosts = 0,
-    rate: Rate = UNLIMITED,
+    rate: Rate = None,
     ranks: Ranks = 2,
     controller: By = Controller.gloo,
     framework: Annotated[Framework, typer.Option(help="What trains.")] = Framework.torch,
@@ -115,7 +121,7 @@ def steps(
     with refusals():
         compared = entries(specs, read_merges(merge or []), against is not None)
         task = Task("memory" if memory else "steps", model.value, compared, steps, warmup, 0, "")
-        where = Where(hosts, rate, ranks, controller.value)
+        where = read_where(hosts, rate, ranks, controller.value)
         title = f"Steps of {model.value} with {framework.value}, {where}"
         found = _measured(task, framework.value, where)
         if memory:
@@ -130,7 +136,7 @@ def steps(
 def exchange(
     specs: Specs,
     hosts: Hosts = 0,
-    rate: Rate = UNLIMITED,
+    rate: Rate = None,
     ranks: Ranks = 2,
     controller: By = Controller.gloo,
     shapes: Annotated[Model, typer.Option(help="Of the gradients.")] = Model.resnet50,
@@ -151,7 +157,7 @@ def exchange(
     with refusals():
         compared = entries(specs, read_merges(merge or []), against is not None)
         task = Task("exchange", shapes.value, compared, steps, warmup, _PROFILED if profile else 0, "")
-        where = Where(hosts, rate, ranks, controller.value)
+        where = read_where(hosts, rate, ranks, controller.value)
         sizes = SHAPES[shapes.value]()
         title = f"Exchange of {len(sizes)} gradients of {shapes.value}, {count(sizes):,} numbers, {where}"
         found = _measured(task, "torch", where)
@@ -201,7 +207,8 @@ def _show(
         outputs.json.write_text(json.dumps(facts | {"results": as_json(found)}, indent=1) + "\n")
     if outputs.plot:
         exchange = task.what == "exchange"
-        axis = f"ms for each {'exchange' if exchange else 'step'} (in brackets: times faster than fp16)"
+        gains = f" (in brackets: times faster than {base})" if (base := baseline_name(found)) else ""
+        axis = f"ms for each {'exchange' if exchange else 'step'}{gains}"
         what = "the bytes on the link" if exchange else "computing alone, or the bytes on the link"
         bars = table.bars(found[1:] if exchange else found)
         draw(outputs.plot, bars, title=f"{title}\n{machine.cpu}", axis=axis, mark=f"the floor: {what}")

@@ -125,13 +125,25 @@ def named(found: Sequence[Result], *labels: str) -> Result | None:
     return next((by_label[label] for label in labels if label in by_label), None)
 
 
-BASELINES = ("Horovod's fp16", "fp16")
-DENSE = ("Horovod's none", "none")
+DENSE, HALF = ("Horovod's none", "none"), ("Horovod's fp16", "fp16")
+
+
+def baseline(found: Sequence[Result]) -> Result | None:
+    """Return the faster of what Horovod has by itself; None unless both were measured, as then nothing tells."""
+    own = [named(found, *labels) for labels in (HALF, DENSE)]
+    known = [one for one in own if one]
+    return min(known, key=lambda one: one.ms) if len(known) == len(own) else None
+
+
+def baseline_name(found: Sequence[Result]) -> str:
+    """Return ``none`` or ``fp16``, whichever is the baseline; empty if there is none."""
+    base = baseline(found)
+    return base.label.removeprefix("Horovod's ") if base else ""
 
 
 def speedup(found: Sequence[Result], result: Result) -> float | None:
-    """How many times faster than 16 bits in the same run."""
-    base = named(found, *BASELINES)
+    """How many times faster than the baseline in the same run."""
+    base = baseline(found)
     return base.ms / result.ms if base and result.ms else None
 
 
@@ -160,6 +172,7 @@ def as_json(found: Sequence[Result]) -> list[dict[str, Any]]:
         result._asdict()
         | {
             "beyond_floor": result.beyond,
+            "baseline": baseline_name(found),
             "speedup": speedup(found, result),
             "over_layers": over_layers(found, result),
             "overhead_ms": overhead(found, result),

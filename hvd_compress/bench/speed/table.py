@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hvd_compress.bench.bars import Bar
-from hvd_compress.bench.speed.results import Result, over_layers, overhead, scaling, speedup
+from hvd_compress.bench.speed.results import Result, baseline_name, over_layers, overhead, scaling, speedup
 from hvd_compress.bench.speed.task import ALONE
 
 _NONE = "-"
@@ -79,8 +79,8 @@ class Grid(NamedTuple):
 def steps_table(found: Sequence[Result], title: str) -> Grid:
     """Whole steps."""
     heads = (
-        "Method", "Step\nms", "Quartiles\nms", "Scaling\nfactor", "Faster\nthan fp16", "Faster\nthan layer",
-        "Over\nnone ms", "To\nHorovod", "At the\ndevice",
+        "Method", "Step\nms", "Quartiles\nms", "Scaling\nfactor", f"Faster\nthan {baseline_name(found)}",
+        "Faster\nthan layer", "Over\nnone ms", "To\nHorovod", "At the\ndevice",
         "Floor\nms", "x floor", "Encode\nms", "Wait\nms", "Decode\nms",
     )  # fmt: skip
     rows = [
@@ -106,8 +106,8 @@ def steps_table(found: Sequence[Result], title: str) -> Grid:
 def exchange_table(found: Sequence[Result], title: str) -> Grid:
     """Bare exchanges."""
     heads = (
-        "Method", "Exchange\nms", "Quartiles\nms", "Faster\nthan layer", "Faster\nthan fp16", "To\nHorovod",
-        "At the\ndevice", "Calls\nms", "Encode\nms", "Wait\nms", "Decode\nms",
+        "Method", "Exchange\nms", "Quartiles\nms", "Faster\nthan layer", f"Faster\nthan {baseline_name(found)}",
+        "To\nHorovod", "At the\ndevice", "Calls\nms", "Encode\nms", "Wait\nms", "Decode\nms",
     )  # fmt: skip
     rows = [
         (
