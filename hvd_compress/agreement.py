@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,16 +18,39 @@ from hvd_compress.merging import Gradient, Merge
 from hvd_compress.methods.base import Method
 from hvd_compress.spec import to_spec
 
+_JOB = "job"
 
-def describe(method: Method, merge: Merge, gradients: Sequence[Gradient]) -> bytes:
-    """Write down everything that the ranks must have in common, as a line of JSON."""
+
+def describe(method: Method, merge: Merge, gradients: Sequence[Gradient], restored: str = "") -> bytes:
+    """Write down everything that the ranks must have in common, as a line of JSON.
+
+    Args:
+        method: What compresses.
+        merge: How gradients are put into buckets.
+        gradients: What is compressed.
+        restored: Identifies the saved state that this rank goes on from; empty for a new one.
+    """
     facts = {
         "hvd_compress version": __version__,
         "method": to_spec(method),
         "merge": merge,
+        "restored state": restored,
         "parameters": [[g.name, list(g.shape), g.dtype] for g in gradients],
+        _JOB: secrets.randbits(40),  # not of the user's random generators
     }
     return json.dumps(facts).encode() + b"\n"
+
+
+def compared(line: bytes) -> dict[str, Any]:
+    """Return what of a line of `describe` must be equal on all ranks."""
+    facts: dict[str, Any] = json.loads(line)
+    del facts[_JOB]
+    return facts
+
+
+def job_of(line: bytes) -> int:
+    """Return the number in a line of `describe` that its rank has drawn."""
+    return int(json.loads(line)[_JOB])
 
 
 def elastic() -> bool:
@@ -73,16 +97,19 @@ def label(gradients: Sequence[Gradient]) -> str:
     return f"{zlib.crc32(json.dumps(names).encode()):08x}"
 
 
-def check(lines: bytes) -> None:
+def check(lines: bytes) -> int:
     """Compare what `describe` gave on each rank.
 
     Args:
         lines: The lines of all ranks, in the order of ranks.
 
+    Returns:
+        A number for what these ranks do together from now on, drawn by rank 0. States that they save carry it.
+
     Raises:
         DisagreementError: If they differ; the message names the first rank that differs from rank 0, and both values.
     """
-    first, *others = (json.loads(line) for line in lines.splitlines())
+    first, *others = map(compared, lines.splitlines())
     for rank, other in enumerate(others, start=1):
         for fact in first:
             if first[fact] != other.get(fact):
@@ -91,6 +118,7 @@ def check(lines: bytes) -> None:
                     f"the ranks disagree on the {fact}: rank 0 has {a}, rank {rank} has {b};"
                     " give all ranks the same model and the same compression"
                 )
+    return job_of(lines.splitlines()[0])
 
 
 def _shortened(a: Any, b: Any) -> tuple[str, str]:

@@ -1,30 +1,30 @@
 """Saved states: one file for each rank, readable by any number of ranks.
 
-A file is a zip archive of numpy arrays (``.npz``), so that each array has a checksum and nothing in it can run code.
+A save is complete or it is not there: each save has files of its own, each file appears as a whole, and `load` takes
+the newest save that is complete. Older files are removed only once a newer save is complete. A file is a zip archive of
+numpy arrays (``.npz``), so that each array has a checksum and nothing in it can run code.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from hvd_compress.errors import StateError
 from hvd_compress.redistribution import Leaves
 from hvd_compress.saved import Saved, from_dict, to_dict
+from hvd_compress.saves import File, common, files_in, flaw, follows, number_of
 
 _HEADER = "header"
-
-
-def file_of(folder: str | os.PathLike[str], rank: int, size: int) -> Path:
-    """Where a rank saves its state."""
-    return Path(folder) / f"hvd_compress-{rank:05d}-of-{size:05d}.npz"
+_LOG = logging.getLogger("hvd_compress")
 
 
 def dump(leaves: Leaves, header: Mapping[str, Any]) -> bytes:
@@ -41,9 +41,14 @@ def parse(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         ValueError: If the bytes are not what `dump` wrote.
     """
+    return _parse(io.BytesIO(data), whole=True)
+
+
+def _parse(source: IO[bytes], whole: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read the header, and the leaves where the whole is wanted."""
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        with np.load(source, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in (file.files if whole else [_HEADER])}
         header = json.loads(arrays.pop(_HEADER).tobytes())
         if not isinstance(header, dict):
             raise ValueError("the header is not a table")
@@ -52,62 +57,178 @@ def parse(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
         raise ValueError(str(error)) from error
 
 
+def read(path: Path, whole: bool = True) -> Saved:
+    """Read the file of a rank.
+
+    Args:
+        path: The file.
+        whole: Read the arrays too; otherwise their names are in their places.
+
+    Raises:
+        StateError: If it is missing, damaged, or not such a file.
+    """
+    try:
+        with path.open("rb") as file:
+            arrays, header = _parse(file, whole)
+        return from_dict(header, arrays.__getitem__ if whole else str)
+    except OSError as error:
+        raise StateError(f"{path} cannot be read: {error.strerror}; each rank saves a file of its own") from error
+    except StateError as error:
+        raise StateError(f"{path}: {error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise StateError(
+            f"{path} is damaged, or is not a state that compression.save has written ({error}); remove the files of"
+            " this save on all ranks to go on from an older one"
+        ) from error
+
+
 def save(folder: str | os.PathLike[str], saved: Saved) -> Path:
-    """Write the file of a rank; an older one is replaced at once or not at all.
+    """Write the file of a rank, and remove its files of saves that are out of date.
 
     Returns:
         The file.
     """
-    path = file_of(folder, saved.rank, saved.size)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Any] = {}
 
     def place(leaf: Any) -> str:
         arrays[str(len(arrays))] = leaf
         return str(len(arrays) - 1)
 
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(dump(arrays, to_dict(saved, place)))
-    partial.replace(path)
-    return path
+    header = to_dict(saved, place)
+    data = dump(arrays, header)
+    file = File(_number(folder, saved), saved.rank, saved.size)
+    if file.path(folder).exists():
+        if file.path(folder).read_bytes() == data:
+            return file.path(folder)
+        file = file._replace(number=file.number + 1)
+    _write(file.path(folder), file.partial(folder), data)
+    _clean_up(folder, file.number, saved)
+    return file.path(folder)
 
 
-def read(path: Path) -> Saved:
-    """Read the file of a rank.
+def _number(folder: Path, saved: Saved) -> int:
+    """Return the number of the save that a rank writes its part of."""
+    there = files_in(folder)
+    if not there:
+        return 1
+    newest = [file for file in there if file.number == there[0].number]
+    own = File(newest[0].number, saved.rank, saved.size)
+    return number_of(_glance(folder, own if own in newest else newest[0]), saved, own.number)
 
-    Raises:
-        StateError: If it is missing, damaged, or not such a file.
-    """
+
+def _glance(folder: Path, file: File) -> Saved | None:
+    """Read a file without its arrays; None if that fails."""
     try:
-        arrays, header = parse(path.read_bytes())
-        return from_dict(header, arrays.__getitem__)
-    except OSError as error:
-        raise StateError(f"{path} cannot be read: {error.strerror}; each rank saves a file of its own") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise StateError(
-            f"{path} is damaged, or is not a state that compression.save has written ({error}); take another checkpoint"
-        ) from error
+        return read(file.path(folder), whole=False)
+    except StateError:
+        return None
+
+
+def _write(path: Path, partial: Path, data: bytes) -> None:
+    """Make a file appear as a whole or not at all, even if the machine fails."""
+    with partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _clean_up(folder: Path, number: int, saved: Saved) -> None:
+    """Remove a rank's files of all saves before the previous one, if that is complete.
+
+    Args:
+        folder: Where they are.
+        number: Of the save that the ranks are writing.
+        saved: This rank's part of it.
+    """
+    for partial in folder.glob(File(number, saved.rank, saved.size).partial(folder).name.replace(f"{number:06d}", "*")):
+        partial.unlink(missing_ok=True)
+    older = [file for file in files_in(folder) if file.number < number]
+    if not older:
+        return
+    _, why = _inspect(folder, older, older[0].number, older[0].size)
+    if not why:
+        for file in older:
+            if file.number < older[0].number and file.rank % saved.size == saved.rank:
+                file.path(folder).unlink(missing_ok=True)
+        return
+    before = _glance(folder, File(older[0].number, saved.rank, saved.size))
+    if before is not None and follows(saved, before):  # all ranks have made a step since then
+        _LOG.warning(
+            "save %d in %s cannot be loaded: %s; all ranks must save at the same steps, into one shared folder",
+            older[0].number,
+            folder,
+            why,
+        )
+
+
+def _inspect(folder: Path, there: Sequence[File], number: int, size: int) -> tuple[list[Saved], str]:
+    """Read the files of a save without their arrays.
+
+    Returns:
+        The files of all ranks, and why they cannot be loaded: empty if they can.
+    """
+    files = [file for file in there if (file.number, file.size) == (number, size)]
+    try:
+        found = [read(file.path(folder), whole=False) for file in files]
+    except StateError as error:
+        return [], str(error)
+    return found, flaw(found, size)
 
 
 def load(folder: str | os.PathLike[str], rank: int, size: int) -> list[Saved]:
-    """Read what a rank needs: its own file if as many ranks have saved, else those of all ranks that have.
+    """Read what a rank needs of the newest complete save; saves that are not complete are skipped with a warning.
 
     Returns:
-        The files of all ranks of before in their order; a single one if there were as many as now.
+        The file of this rank alone if as many ranks have saved, each its own states; otherwise those of all ranks.
 
     Raises:
-        StateError: If a file is missing or damaged, or files are not of the same step.
+        StateError: If no save is complete, or a file of the newest complete save is damaged.
     """
-    own = file_of(folder, rank, size)
-    if own.exists():
-        return [read(own)]
-    found = sorted(Path(folder).glob(file_of("", 0, 0).name.replace("00000", "*")))
-    sizes = {path.stem.rpartition("-")[2] for path in found}
-    if len(sizes) != 1:
-        what = "states of several numbers of ranks" if sizes else "no state"
+    folder = Path(folder)
+    there, flaws = files_in(folder), list[str]()
+    for number, before in dict.fromkeys((file.number, file.size) for file in there):
+        found, why = _inspect(folder, there, number, before)
+        if not why:
+            for skipped in flaws:
+                _LOG.warning("%s: skipped %s; going on from save %d", folder, skipped, number)
+            return _needed(folder, number, rank, size, found)
+        flaws.append(f"save {number} (hvd_compress-{number:06d}-*-of-{before:05d}.npz): {why}")
+    if not flaws:
         raise StateError(
-            f"{what} found in {folder}, but not {own.name}; give the folder that compression.save was given"
+            f"{folder} holds no state that compression.save has written (those of older versions cannot be read): give"
+            " the folder that compression.save was given, or start without loading (residuals begin at zero)"
         )
-    before = int(next(iter(sizes)))
-    saved = [read(file_of(folder, number, before)) for number in range(before)]
-    return saved
+    raise StateError(
+        f"no save in {folder} is complete: {'; '.join(flaws)}. All ranks must save at the same steps, into one"
+        " shared folder (copy the files of all hosts into one), or start without loading (residuals begin at zero)"
+    )
+
+
+def _needed(folder: Path, number: int, rank: int, size: int, found: Sequence[Saved]) -> list[Saved]:
+    """Read those files of a complete save that a rank needs, and of them what all ranks have.
+
+    Args:
+        folder: Where they are.
+        number: Of the save.
+        rank: This rank.
+        size: How many ranks there are now.
+        found: All files without their arrays.
+    """
+    names = common(found)
+    again = len(found) == size
+    needed: list[Saved] = []
+    for header in found:
+        own = not again or header.rank == rank
+        if own or header.carried:
+            file = read(File(number, header.rank, header.size).path(folder))
+            sessions = {name: session for name, session in file.sessions.items() if own and name in names}
+            needed.append(file._replace(sessions=sessions))
+    return needed

@@ -49,10 +49,12 @@ class Meeting(NamedTuple):
     Attributes:
         steps: How many there have been.
         leaves: New states of all buckets; none where all ranks are new.
+        job: The number that the ranks have agreed on.
     """
 
     steps: int
     leaves: Mapping[str, Leaves]
+    job: int
 
 
 class Membership:
@@ -87,11 +89,11 @@ class Membership:
         rolls = [Roll(*row) for row in _ROLL.iter_unpack(gather(_ROLL.pack(*mine), "hvd_compress.roll"))]
         if rolls[0].token and rolls == [rolls[0]._replace(rank=rank, size=world.size) for rank in range(world.size)]:
             return None
-        agreement.check(gather(facts, "hvd_compress.agreement"))
+        job = agreement.check(gather(facts, "hvd_compress.agreement"))
         first = max(rolls, key=lambda roll: roll.token)
         dealt = _dealt_out(kept(), rolls, world, gather) if first.token else {}
         self._roll = Roll(first.token + 1, *world, mine.label, 0)
-        return Meeting(first.steps, dealt)
+        return Meeting(first.steps, dealt, job)
 
 
 def _dealt_out(kept: Mapping[str, Kept], rolls: list[Roll], world: World, gather: Gather) -> dict[str, Leaves]:

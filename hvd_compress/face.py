@@ -11,9 +11,10 @@ from hvd_compress.merging import DEFAULT_MERGE, Merge, check_merge
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method
 from hvd_compress.policy import by_name, phases
-from hvd_compress.spec import build, nearest, parse
+from hvd_compress.spec import DENSE, as_method, build, meant, nearest
 
 C = TypeVar("C")
+S = TypeVar("S", bound="Made")
 
 
 class Factory(Generic[C]):
@@ -51,9 +52,11 @@ class Factory(Generic[C]):
             SpecError: If a parameter or a value is not known or not allowed.
         """
         if values:
+            key = meant(self._name, values[0])
+            cure = f"write {self._name}({key}={values[0]!r}); " if key else ""
             raise SpecError(
-                f"Compression.{self._name} was given {values[0]!r} without a name: write"
-                f" {self._name}(name={values[0]!r}); `hvd-compress methods {self._name}` lists the names"
+                f"Compression.{self._name} was given {values[0]!r} without a name: {cure}`hvd-compress methods"
+                f" {self._name}` lists the names"
             )
         check_merge(merge)
         return self._make(build(self._name, **params), merge)
@@ -62,6 +65,31 @@ class Factory(Generic[C]):
         raise SpecError(f"Compression.{self._name} is a factory: pass compression=Compression.{self._name}()")
 
     compress = decompress = _not_called
+
+
+class Made:
+    """Base of all compressors: each is made of a method and a ``merge``, and is pickled as these two.
+
+    So a program that is sent to other processes (by Ray, or ``horovod.run``) brings new compressors with it, which have
+    compressed nothing yet.
+    """
+
+    method: Method
+    merge: Merge
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.method, self.merge)
+
+    def __call__(self: S, *values: object, **params: Any) -> S:
+        """Let ``Compression.fp16()`` be ``Compression.fp16``, as other methods have to be called.
+
+        Raises:
+            SpecError: If it is of another method, or a parameter is not known or not allowed.
+        """
+        name = next((name for name, method in DENSE.items() if method == self.method), "")
+        if not name:
+            raise SpecError(f"{self!r} is a compressor already: pass it as it is")
+        return Factory(name, type(self))(*values, **params) if values or params else self
 
 
 class Catalogue(Generic[C]):
@@ -91,7 +119,7 @@ class Catalogue(Generic[C]):
             SpecError: If a name or a value is not known or not allowed.
         """
         check_merge(merge)
-        return self._make(_method(spec), merge)
+        return self._make(as_method(spec), merge)
 
     def by_name(self, rules: Mapping[str, str | Method], *, merge: Merge = DEFAULT_MERGE) -> C:
         """Make a compressor with another method for some parameters.
@@ -105,7 +133,7 @@ class Catalogue(Generic[C]):
         Raises:
             SpecError: If a name or a value is not known or not allowed.
         """
-        return self.parse(by_name({name: _method(spec) for name, spec in rules.items()}), merge=merge)
+        return self.parse(by_name({name: as_method(spec) for name, spec in rules.items()}), merge=merge)
 
     def phases(self, methods: Mapping[int, str | Method], *, merge: Merge = DEFAULT_MERGE) -> C:
         """Make a compressor that changes its method during training, and hands the residual on.
@@ -118,7 +146,7 @@ class Catalogue(Generic[C]):
         Raises:
             SpecError: If a name or a value is not known or not allowed.
         """
-        return self.parse(phases({begin: _method(spec) for begin, spec in methods.items()}), merge=merge)
+        return self.parse(phases({begin: as_method(spec) for begin, spec in methods.items()}), merge=merge)
 
     def __getattr__(self, name: str) -> Factory[C]:
         if name in REGISTRY:
@@ -127,7 +155,3 @@ class Catalogue(Generic[C]):
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *REGISTRY]
-
-
-def _method(spec: str | Method) -> Method:
-    return parse(spec) if isinstance(spec, str) else spec

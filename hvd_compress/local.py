@@ -26,7 +26,7 @@ from hvd_compress.merging import DEFAULT_MERGE, Gradient, Merge, Planned, gradie
 from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.spec import parse
+from hvd_compress.spec import as_method
 from hvd_compress.state import residual_of
 
 Arr: TypeAlias = npt.NDArray[Any]
@@ -62,7 +62,7 @@ class LocalWorld:
     def __init__(self, method: Method | str, size: int, merge: Merge = DEFAULT_MERGE, ops: Ops | None = None) -> None:
         if size < 1:
             raise ExchangeError(f"size={size} is not allowed: a world has at least 1 rank")
-        self.method = parse(method) if isinstance(method, str) else method
+        self.method = as_method(method)
         self.size = size
         self.merge = merge
         self.bytes_sent = self.rounds = self.steps = 0

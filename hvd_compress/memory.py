@@ -72,8 +72,7 @@ class ErrorFeedback(Wrapper):
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: ErrorFeedbackState, world: World) -> Exchanging:
         late = self._late(state)
-        # Where the residual was lent, its memory must not become that of the sum: the step may have to be undone.
-        total = yield AllReduce(x) if late is None else AllReduce(ops.add(x, late), donate=True)
+        total = yield AllReduce(x if late is None else ops.add(x, late), donate=True)
         return Exchange(total, None, state._replace(residual=ops.zeros((bucket.numel,), bucket.dtype)))
 
 

@@ -39,12 +39,14 @@ class Gradient(NamedTuple):
         shape: Of the gradient.
         dtype: That a method computes in: ``"float32"`` or ``"float64"``.
         device: Gradients on different devices never share a bucket.
+        late: No backward pass gives it. Such gradients share a bucket of their own, so that no other waits for them.
     """
 
     name: str
     shape: Shape
     dtype: str
     device: str = ""
+    late: bool = False
 
 
 def gradient(name: str, shape: Shape, dtype: str, device: str = "") -> Gradient:
@@ -68,11 +70,11 @@ class _Routed(NamedTuple):
         position: In the list that the plan is made for.
         group: Only gradients of the same one share a bucket.
         size: Its bytes.
-        merged: Whether ``merge`` counts for it: not where a policy leaves it dense.
+        merged: Whether ``merge`` counts for it: not where a policy leaves it dense, or it is late.
     """
 
     position: int
-    group: tuple[Method, str, str]
+    group: tuple[Method, str, str, bool]
     size: int
     merged: bool
 
@@ -112,7 +114,7 @@ def plan(gradients: Sequence[Gradient], method: Method, merge: Merge = DEFAULT_M
     """Put gradients into buckets.
 
     Gradients share a bucket only if the same method carries them, in the same precision, on the same device. Those that
-    a policy leaves dense share one; the others are cut by ``merge``. Empty gradients are in none.
+    a policy leaves dense share one, late ones share one; the others are cut by ``merge``. Empty gradients are in none.
 
     Args:
         gradients: In the order in which the parameters are used; backward comes to the last one first.
@@ -140,12 +142,12 @@ def plan(gradients: Sequence[Gradient], method: Method, merge: Merge = DEFAULT_M
     cuts = _cuts(merge, [r.size for r in routed if r.merged])
     order = [r.position for r in routed if r.merged]
     time_of = {position: bisect_right(cuts, i) for i, position in enumerate(order)}
-    groups: dict[tuple[Method, str, str], list[_Routed]] = {}
+    groups: dict[tuple[Method, str, str, bool], list[_Routed]] = {}
     for one in routed:
         groups.setdefault(one.group, []).append(one)
 
     planned: list[Planned] = []
-    for (carrier, dtype, _), members in groups.items():
+    for (carrier, dtype, *_), members in groups.items():
         positions = [member.position for member in members]
         if not members[0].merged:
             parts = [positions]
@@ -184,12 +186,12 @@ def _routed(gradients: Sequence[Gradient], method: Method) -> list[_Routed]:
     """All gradients that are not empty, in the order in which backward comes to them."""
     routed = []
     for position in reversed(range(len(gradients))):
-        name, shape, dtype, device = gradients[position]
+        name, shape, dtype, device, late = gradients[position]
         if 0 not in shape:
             carrier = method.route(name, shape)
             size = Bucket("", (shape,), dtype).numel * (8 if dtype == "float64" else 4)
-            merged = not carrier.linear or carrier == method
-            routed.append(_Routed(position, (carrier, dtype, device), size, merged))
+            merged = not late and (not carrier.linear or carrier == method)
+            routed.append(_Routed(position, (carrier, dtype, device, late), size, merged))
     return routed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -16,7 +17,7 @@ from hvd_compress.redistribution import Former, Kept, Leaves, redistribute
 from hvd_compress.roles import Role
 from hvd_compress.state import roles
 
-FORMAT = "hvd_compress/1"
+FORMAT = "hvd_compress/2"
 
 Buckets: TypeAlias = Mapping[str, Leaves]
 """The states of a session: bucket, then leaf."""
@@ -32,6 +33,10 @@ class SavedSession(NamedTuple):
         buckets: The states.
         merge: The partition that the buckets are of; None if it was not saved: that of the session.
         search: Timings of the search for a better one so far; None if it has ended.
+        job: The number that the ranks had agreed on (see `hvd_compress.agreement.check`). States of the same job and
+            step belong together.
+        shared: Checksum of what must be equal on all ranks, from `fingerprint`.
+        came: How the gradient of each parameter came in the first step, for adapters whose buckets depend on it.
     """
 
     rank: int
@@ -40,6 +45,9 @@ class SavedSession(NamedTuple):
     buckets: Buckets
     merge: Merge | None = None
     search: Sequence[Sequence[float]] | None = None
+    job: int = 0
+    shared: int = 0
+    came: Sequence[int] | None = None
 
 
 class Saved(NamedTuple):
@@ -50,12 +58,32 @@ class Saved(NamedTuple):
         rank: Which rank.
         size: How many there were.
         sessions: By name.
+        carried: States of another number of ranks that no session has taken over yet: they are passed on unchanged.
     """
 
     method: str
     rank: int
     size: int
     sessions: Mapping[str, SavedSession]
+    carried: Sequence[Saved] = ()
+
+
+def fingerprint(buckets: Buckets, roles: Mapping[str, Mapping[str, Role]]) -> int:
+    """Return a checksum of the leaves that must be equal on all ranks.
+
+    Args:
+        buckets: The states of a session.
+        roles: What their leaves mean to the ranks, from `hvd_compress.state.roles`.
+    """
+    checksum = 0
+    for key, leaves in sorted(buckets.items()):
+        for path, leaf in sorted(leaves.items()):
+            array = np.asarray(leaf)
+            # A single float is a measurement, which machines may round in different ways.
+            if roles[key][path] in (Role.SHARED, Role.TOTAL) and (array.ndim or array.dtype.kind != "f"):
+                checksum = zlib.crc32(f"{key}/{path}{array.dtype}{array.shape}".encode(), checksum)
+                checksum = zlib.crc32(np.ascontiguousarray(array).data, checksum)
+    return checksum
 
 
 def to_dict(saved: Saved, convert: Callable[[Any], Any]) -> dict[str, Any]:
@@ -69,7 +97,8 @@ def to_dict(saved: Saved, convert: Callable[[Any], Any]) -> dict[str, Any]:
         }
         for name, session in saved.sessions.items()
     }
-    return {"format": FORMAT, **saved._asdict(), "sessions": sessions}
+    carried = [to_dict(part, convert) for part in saved.carried]
+    return {"format": FORMAT, **saved._asdict(), "sessions": sessions, "carried": carried}
 
 
 def from_dict(state: Any, convert: Callable[[Any], Any]) -> Saved:
@@ -78,8 +107,13 @@ def from_dict(state: Any, convert: Callable[[Any], Any]) -> Saved:
     Raises:
         StateError: If it is something else.
     """
-    if not isinstance(state, Mapping) or state.get("format") != FORMAT:
+    if not isinstance(state, Mapping) or not str(state.get("format")).startswith("hvd_compress/"):
         raise StateError(f"this is not a state of a compressor: expected a dict with format={FORMAT!r}")
+    if state["format"] != FORMAT:
+        raise StateError(
+            f"this state has format={state['format']!r}, and this version of hvd_compress reads {FORMAT!r} only: start"
+            " without it (residuals begin at zero), or load it with the version that saved it"
+        )
     try:
         sessions = {
             str(name): SavedSession(
@@ -91,10 +125,14 @@ def from_dict(state: Any, convert: Callable[[Any], Any]) -> Saved:
                     for key, leaves in session["buckets"].items()
                 },
                 *_partition(session.get("merge"), session.get("search")),
+                int(session["job"]),
+                int(session["shared"]),
+                None if session["came"] is None else [int(one) for one in session["came"]],
             )
             for name, session in state["sessions"].items()
         }
-        return Saved(str(state["method"]), int(state["rank"]), int(state["size"]), sessions)
+        carried = tuple(from_dict(part, convert) for part in state["carried"])
+        return Saved(str(state["method"]), int(state["rank"]), int(state["size"]), sessions, carried)
     except (AttributeError, KeyError, SpecError, TypeError, ValueError) as error:
         raise StateError(f"this state of a compressor is damaged: {error!r}; take another one") from error
 
@@ -111,8 +149,8 @@ class Restorable(Protocol):
 
     group: Group
 
-    def by_bucket(self, merge: Merge | None = None) -> Mapping[str, Kept]:
-        """The states of all buckets; new ones for a partition that was saved, if the session can go on with it."""
+    def by_bucket(self, saved: SavedSession | None = None) -> Mapping[str, Kept]:
+        """The states of all buckets; new ones for those of a saved state, if the session can go on with them."""
 
     def restore(self, saved: SavedSession) -> None:
         """Take over states that have been checked."""
@@ -132,8 +170,12 @@ class Loaded:
         """
         for one in saved:
             if one.method != method:
-                raise StateError(f"this state is of {one.method!r}, but the compressor is {method!r}")
-        self._saved = list(saved)
+                raise StateError(
+                    f"this state is of {one.method!r}, but the compressor is {method!r}: make the compressor from the"
+                    f" spec {one.method!r} to go on from this state, or start without loading it (residuals begin at"
+                    " zero)"
+                )
+        self._saved = [part for one in saved for part in (one._replace(carried=()), *one.carried)]
 
     def names(self) -> set[str]:
         """The sessions that something waits for."""
@@ -157,29 +199,36 @@ class Loaded:
         Raises:
             StateError: If something does not fit.
         """
-        found = {name: self.find(name, s.by_bucket(self._merge(name)), s.group.world) for name, s in sessions.items()}
+        found = {name: self.find(name, s.by_bucket(self._first(name)), s.group.world) for name, s in sessions.items()}
         given = {name: saved for name, saved in found.items() if saved is not None}
         for name, saved in given.items():
             sessions[name].restore(saved)
             self.forget(name)
         return set(given)
 
-    def _merge(self, name: str) -> Merge | None:
-        """The partition that a session was saved with; None if nothing is known of it."""
-        return next((saved.sessions[name].merge for saved in self._saved if name in saved.sessions), None)
+    def _first(self, name: str) -> SavedSession | None:
+        """What the first of the ranks has saved of a session; None if nothing is known of it."""
+        return next((saved.sessions[name] for saved in self._saved if name in saved.sessions), None)
 
-    def rest(self) -> dict[str, SavedSession]:
-        """What still waits, to be saved again as it is.
+    def join(self, method: str, world: World, sessions: Mapping[str, SavedSession]) -> Saved:
+        """Return what a rank has to save: its sessions, and what still waits for sessions of its own.
 
-        Raises:
-            StateError: If it waits to be dealt out.
+        Each rank carries on a part of what another number of ranks has saved, so that all ranks together lose nothing.
+
+        Args:
+            method: Spec of the compressor's method.
+            world: This rank among those of now.
+            sessions: The sessions that have begun, by name.
         """
-        if len(self._saved) > 1 and self.names():
-            raise StateError(
-                "a state of another number of ranks was loaded and has not been dealt out yet: make a step before you"
-                " save again (a job of one rank makes none: Horovod does not call its compression)"
-            )
-        return dict(self._saved[0].sessions) if self._saved else {}
+        own: dict[str, SavedSession] = {}
+        carried: list[Saved] = []
+        for part in self._saved:
+            waiting = {name: session for name, session in part.sessions.items() if name not in sessions}
+            if (part.rank, part.size) == world:
+                own |= waiting
+            elif waiting and part.rank % world.size == world.rank:
+                carried.append(part._replace(sessions=waiting))
+        return Saved(method, *world, {**own, **sessions}, tuple(carried))
 
 
 def restored(saved: Sequence[Saved], name: str, fresh: Mapping[str, Kept], world: World) -> SavedSession:
@@ -197,13 +246,17 @@ def restored(saved: Sequence[Saved], name: str, fresh: Mapping[str, Kept], world
     Raises:
         StateError: If the states are of another model or rank, or do not belong together.
     """
-    sessions = [s.sessions[name] for s in saved if name in s.sessions]
-    if len(sessions) != len(saved) or len({session.steps for session in sessions}) != 1:
-        steps = ", ".join(str(session.steps) for session in sessions)
-        raise StateError(f"the states of the ranks were saved at different steps ({steps}); take another checkpoint")
+    sessions = sorted((s.sessions[name] for s in saved if name in s.sessions), key=lambda session: session.rank)
+    if len({(session.job, session.steps) for session in sessions}) != 1:
+        moments = ", ".join(f"step {session.steps} of job {session.job:x}" for session in sessions)
+        raise StateError(f"the states of the ranks do not belong together ({moments}); load those of one save")
     first = sessions[0]
-    alone = len(sessions) == 1 and (first.rank, first.size) == world
-    if not alone and sorted(session.rank for session in sessions) != list(range(first.size)):
+    complete = [session.rank for session in sessions] == list(range(first.size))
+    own = [session for session in sessions if (session.rank, session.size) == world]
+    alone = len(own) == 1 and (complete or len(sessions) == 1)
+    if alone:
+        first, sessions = own[0], own
+    elif not complete:
         raise StateError(
             f"this state was saved on rank {first.rank} of {first.size} and cannot be restored on rank {world.rank} of"
             f" {world.size}: residuals belong to their rank; give each rank its own state, or the folder with the files"

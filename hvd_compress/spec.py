@@ -43,6 +43,9 @@ OPTIONS: dict[str, Any] = {
 _WORDS: dict[str, list[str]] = {"dense": list(DENSE), "feedback": ["on", "off", "ef21"]}
 """Options that are one of a few words."""
 
+_MINOR = ("values", "twoway", "block", "seed")
+"""Parameters that many methods have, and that none is known by."""
+
 _SWITCH = {
     "on": True,
     "true": True,
@@ -101,6 +104,15 @@ def read(spec: str) -> tuple[str, dict[str, str]]:
     return name.strip(), params
 
 
+def as_method(method: str | Method) -> Method:
+    """A method, given as a spec string or as itself.
+
+    Raises:
+        SpecError: If it is neither, or `parse` refuses it.
+    """
+    return method if isinstance(method, Method) else parse(method)
+
+
 def build(name: str, /, **params: Any) -> Method:
     """Make a method from its name and parameters, as in spec strings; values may be strings.
 
@@ -119,6 +131,22 @@ def build(name: str, /, **params: Any) -> Method:
     made = _compose(method, options | given)
     _check_memory(name, made, given)
     return made
+
+
+def meant(name: str, value: object) -> str:
+    """The parameter of a method that a value without a name is for, as far as that can be told; otherwise nothing.
+
+    Args:
+        name: Of the method.
+        value: What was given.
+    """
+    for key in sorted(_own_defaults(REGISTRY[name]), key=lambda key: key in _MINOR):
+        try:
+            build(name, **{key: value})
+        except SpecError:
+            continue
+        return key
+    return ""
 
 
 def make(cls: type[Made], name: str, params: Mapping[str, Any]) -> Made:

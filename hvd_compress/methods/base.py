@@ -119,11 +119,11 @@ class Method(ABC):
         return exchange._replace(left=self.retain(ops, corrected, exchange.sent))
 
     def lend(self, state: State) -> tuple[Array, State] | None:
-        """Give the vector to which the next gradient is added first of all, so that this can be done in its place.
+        """Return the residual that is added to the gradient first of all, so that the caller can do that.
 
         Returns:
-            The vector, and the state without it: with the sum for ``x`` and this state, `exchange` does the same as
-            with the gradient and the whole state. None if there is none.
+            The residual, and the state without it: with gradient plus residual for ``x`` and this state, `exchange`
+            does the same as with the gradient and the whole state. None if there is none.
         """
         del state
         return None

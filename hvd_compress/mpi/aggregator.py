@@ -11,7 +11,6 @@ import numpy as np
 from mpi4py import MPI
 
 from hvd_compress import agreement, checkpoint
-from hvd_compress.collectives import World
 from hvd_compress.errors import GradientError, StateError
 from hvd_compress.measure import vnmse
 from hvd_compress.merging import DEFAULT_MERGE, Gradient, Merge, check_merge, gradient
@@ -19,10 +18,10 @@ from hvd_compress.methods.base import Method
 from hvd_compress.mpi.driver import Arr, Driver
 from hvd_compress.mpi.session import Session
 from hvd_compress.saved import Loaded, Saved, from_dict, to_dict
-from hvd_compress.spec import parse, to_spec
+from hvd_compress.spec import as_method, to_spec
 from hvd_compress.stats import Meter, Stats
 
-_SOUND, _SPOILT, _REFUSED = range(3)
+_SOUND, _SPOILT, _NEW, _REFUSED = range(4)
 """What a rank says of its gradients before they are exchanged; the worst word counts for all."""
 
 
@@ -33,11 +32,17 @@ class Aggregator:
     array is always compressed as a whole. It gives what `hvd_compress.LocalWorld` gives, up to the order in which MPI
     sums; only saturating sums may clip elsewhere (`hvd_compress.mpi.operators.saturating_sum`).
 
-    All ranks make it together and call `step` together.
+    All ranks call `step` together. A program that makes many aggregators, one after another, closes each: MPI libraries
+    have few communicators, some 2,000. Either by `close` or by a block::
+
+        with Aggregator("topk:ratio=0.01") as aggregator:
+            means = aggregator.step(grads)
+
+    Pickled it is method, ``comm`` and ``merge`` alone, which makes a new one; ``comm`` must then be one of MPI's own.
 
     Args:
         method: A method or its spec.
-        comm: An intracommunicator, of which a duplicate is used.
+        comm: An intracommunicator, of which a duplicate is used. It is made in the first step.
         merge: See `hvd_compress.merging.plan`.
 
     Raises:
@@ -46,15 +51,34 @@ class Aggregator:
 
     def __init__(self, method: Method | str, comm: MPI.Comm = MPI.COMM_WORLD, merge: Merge = DEFAULT_MERGE) -> None:
         check_merge(merge)
-        self.method = parse(method) if isinstance(method, str) else method
+        self.method = as_method(method)
         self.merge = merge
+        self._given = comm
         self._driver = Driver(comm)
         self._meter = Meter()
         self._session: Session | None = None
         self._loaded = Loaded()
+        self._agreed = False
+        self._restored = ""
 
     def __repr__(self) -> str:
         return f"Aggregator({to_spec(self.method)!r}, merge={self.merge!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.method, self._given, self.merge)
+
+    def __enter__(self) -> Aggregator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the duplicate of the communicator back to MPI: all ranks together, after their last step.
+
+        What can be read (`residual`, `stats`, `state_dict`, `save`) stays.
+        """
+        self._driver.close()
 
     @overload
     def step(self, grads: Mapping[str, Arr]) -> dict[str, Arr]: ...
@@ -77,6 +101,7 @@ class Aggregator:
             GradientError: If the gradients have changed or cannot be compressed, here or on another rank.
             DisagreementError: In the first step, if the ranks differ in method, ``merge`` or gradients.
             StateError: In the first step, if a state that was loaded does not fit the gradients.
+            ExchangeError: If the aggregator is closed.
         """
         if not isinstance(grads, Mapping):
             return self._step({"": grads}, self.method.core)[""]
@@ -88,7 +113,8 @@ class Aggregator:
         try:
             arrays = {name: np.asarray(grad) for name, grad in grads.items()}
             session = self._fitting([gradient(name, a.shape, a.dtype.name) for name, a in arrays.items()], method)
-            verdict = _SOUND if all(np.isfinite(array).all() for array in arrays.values()) else _SPOILT
+            finite = _SOUND if all(np.isfinite(array).all() for array in arrays.values()) else _SPOILT
+            verdict = finite if self._agreed else _NEW
         except Exception as error:  # whatever it is, the others must not wait for this rank
             problem, verdict = error, _REFUSED
         agreed = self._driver.highest(verdict)
@@ -99,11 +125,9 @@ class Aggregator:
             raise GradientError(
                 "another rank could not take part in this step, its own error says why; nothing was sent"
             )
-
-        if self._session is None:
-            facts = agreement.describe(method, self.merge, session.gradients)
-            agreement.check(self._driver.gather_bytes(facts))
-            self._session, self._loaded = session, Loaded()
+        if agreed == _NEW:
+            self._agree(session, method)
+            agreed = self._driver.highest(finite)
         if agreed == _SPOILT:
             return {name: np.full_like(array, np.nan) for name, array in arrays.items()}
         means = session.exchange(list(arrays.values()))
@@ -111,11 +135,18 @@ class Aggregator:
         self._meter.gradient_bytes += sum(array.nbytes for array in arrays.values())
         return dict(zip(arrays, means, strict=True))
 
+    def _agree(self, session: Session, method: Method) -> None:
+        """Make sure that all ranks have the same method and gradients, and go on from the same saved state."""
+        facts = agreement.describe(method, self.merge, session.gradients, self._restored)
+        session.job = agreement.check(self._driver.gather_bytes(facts))
+        self._session, self._loaded = session, Loaded()
+        self._agreed, self._restored = True, ""
+
     def _fitting(self, gradients: list[Gradient], method: Method) -> Session:
         """The session of these gradients, in the first step a new one."""
         if self._session is None:
-            session = Session(gradients, method, self.merge, self._driver, self._meter)
-            _restore(session, self._loaded, self._driver.world)
+            session, self._restored = Session(gradients, method, self.merge, self._driver, self._meter), ""
+            self._restore(session, self._loaded)
             return session
         if gradients != self._session.gradients:
             raise GradientError(
@@ -155,7 +186,9 @@ class Aggregator:
         self._load([from_dict(state, lambda leaf: leaf)])
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the state of this rank to a file in a folder; all ranks save after the same step.
+        """Write the state of this rank to a file in a folder that all ranks share; all save after the same step.
+
+        Each save has files of its own. Those of saves before the last complete one are removed.
 
         Returns:
             The file.
@@ -163,19 +196,19 @@ class Aggregator:
         return checkpoint.save(folder, self._saved())
 
     def load(self, folder: str | os.PathLike[str]) -> None:
-        """Go on from files that `save` has written, with any number of ranks.
+        """Go on from the newest complete save in a folder, of any number of ranks.
 
-        With as many ranks as have saved, each needs its own file alone; otherwise each needs those of all, and the sum
-        of the residuals stays the same.
+        Saves that are not complete are skipped with a warning. With another number of ranks than has saved, the
+        residuals are dealt out, and their sum stays the same.
 
         Raises:
-            StateError: If a file is missing, damaged, or does not fit. Nothing is changed.
+            StateError: If no save is complete, a file is damaged, or the states do not fit. Nothing is changed.
         """
         self._load(checkpoint.load(folder, *self._driver.world))
 
     def _saved(self) -> Saved:
-        sessions = {self._session.label: self._session.saved()} if self._session else self._loaded.rest()
-        return Saved(to_spec(self.method), *self._driver.world, sessions)
+        sessions = {self._session.label: self._session.saved()} if self._session else {}
+        return self._loaded.join(to_spec(self.method), self._driver.world, sessions)
 
     def _load(self, saved: list[Saved]) -> None:
         loaded = Loaded()
@@ -183,14 +216,15 @@ class Aggregator:
         if self._session is None:
             self._loaded = loaded
         else:
-            _restore(self._session, loaded, self._driver.world)
+            self._restore(self._session, loaded)
 
-
-def _restore(session: Session, loaded: Loaded, world: World) -> None:
-    """Give a session what was loaded, if anything was."""
-    if not loaded.names():
-        return
-    saved = loaded.find(session.label, session.kept(), world)
-    if saved is None:
-        raise StateError(f"this state is of a model with other gradients than {[g.name for g in session.gradients]}")
-    session.restore(saved)
+    def _restore(self, session: Session, loaded: Loaded) -> None:
+        """Give a session what was loaded, if anything was; the ranks compare it in their next step."""
+        if not loaded.names():
+            return
+        saved = loaded.find(session.label, session.kept(), self._driver.world)
+        if saved is None:
+            gradients = [g.name for g in session.gradients]
+            raise StateError(f"this state is of a model with other gradients than {gradients}")
+        session.restore(saved)
+        self._agreed, self._restored = False, f"{saved.job:x}, step {saved.steps}"

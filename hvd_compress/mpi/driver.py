@@ -22,16 +22,32 @@ class Driver:
     """The ranks of a communicator.
 
     Args:
-        comm: An intracommunicator. It is duplicated, so that messages of others never get in between; all of its ranks
-            must do so together.
+        comm: An intracommunicator. It is duplicated in the first collective, so that messages of others never get in
+            between.
 
     Attributes:
         world: This process and the number of processes.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
-        self._comm = comm.Dup()
+        self._given = comm
+        self._own: MPI.Comm | None = None
+        self._closed = False
         self.world = World(comm.Get_rank(), comm.Get_size())
+
+    @property
+    def _comm(self) -> MPI.Comm:
+        if self._closed:
+            raise ExchangeError("this aggregator is closed: make a new one, or close it later")
+        if self._own is None:
+            self._own = self._given.Dup()
+        return self._own
+
+    def close(self) -> None:
+        """Free the duplicate, the same on all ranks; there can be no collective after it."""
+        if self._own is not None:
+            self._own.Free()
+        self._own, self._closed = None, True
 
     def perform(self, message: Collective) -> Arr:
         """Do a collective, the same on all ranks. The reply is a new array, unless the message's was donated."""

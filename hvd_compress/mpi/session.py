@@ -13,8 +13,8 @@ from hvd_compress.methods.base import Method
 from hvd_compress.mpi.driver import Arr, Driver
 from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
 from hvd_compress.redistribution import Kept
-from hvd_compress.saved import SavedSession
-from hvd_compress.state import filled, flatten, residual_of
+from hvd_compress.saved import SavedSession, fingerprint
+from hvd_compress.state import filled, flatten, residual_of, roles
 from hvd_compress.stats import Meter, Phase
 
 
@@ -32,6 +32,7 @@ class Session:
         label: Of the gradients.
         states: One for each bucket.
         steps: How many exchanges there were.
+        job: Number of the ranks' agreement, or of the state that was restored.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Session:
     ) -> None:
         self.gradients = list(gradients)
         self.label = agreement.label(self.gradients)
-        self.steps = 0
+        self.steps = self.job = 0
         self._driver = driver
         self._meter = meter
         self._ops = NumpyCompiledOps()
@@ -100,15 +101,17 @@ class Session:
 
     def saved(self) -> SavedSession:
         """The states of all buckets, as copies."""
+        kept = self.kept()
         buckets = {
-            key: {path: leaf if isinstance(leaf, int) else np.array(leaf) for path, leaf in kept.leaves.items()}
-            for key, kept in self.kept().items()
+            key: {path: leaf if isinstance(leaf, int) else np.array(leaf) for path, leaf in one.leaves.items()}
+            for key, one in kept.items()
         }
-        return SavedSession(*self._driver.world, self.steps, buckets)
+        shared = fingerprint(buckets, dict(zip(kept, map(roles, self.states), strict=True)))
+        return SavedSession(*self._driver.world, self.steps, buckets, job=self.job, shared=shared)
 
     def restore(self, saved: SavedSession) -> None:
         """Take over states that have been checked."""
-        self.steps = saved.steps
+        self.steps, self.job = saved.steps, saved.job
         for number, planned in enumerate(self._plan):
             self.states[number] = filled(self.states[number], saved.buckets[planned.bucket.key])
 

@@ -204,6 +204,6 @@ def _owner(frame: FrameType | None, kinds: tuple[type, ...], names: Container[st
 
 def _frame(frame: FrameType | None, names: set[str], variables: set[str]) -> FrameType | None:
     """The nearest frame of a function of these names that has these variables: users have an allreduce_grads, too."""
-    while frame is not None and not (frame.f_code.co_name in names and variables <= frame.f_locals.keys()):
+    while frame is not None and not (frame.f_code.co_name in names and variables <= set(frame.f_locals)):
         frame = frame.f_back
     return frame

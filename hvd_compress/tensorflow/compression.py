@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import weakref
 from itertools import count
@@ -17,24 +18,26 @@ from hvd_compress import agreement, checkpoint
 from hvd_compress.bucket import Bucket
 from hvd_compress.collectives import AllReduce, Exchanging, World
 from hvd_compress.errors import ExchangeError, SpecError
-from hvd_compress.face import Catalogue
+from hvd_compress.face import Catalogue, Made
 from hvd_compress.group import Group
 from hvd_compress.measure import vnmse
 from hvd_compress.merging import Gradient, Merge
 from hvd_compress.methods.base import Method
 from hvd_compress.ops.tensorflow import TensorFlowOps
-from hvd_compress.saved import Loaded, Saved
+from hvd_compress.saved import Loaded
 from hvd_compress.spec import to_spec
 from hvd_compress.stats import Stats
 from hvd_compress.tensorflow import caller
+from hvd_compress.tensorflow.asking import Question
 from hvd_compress.tensorflow.caller import Call
 from hvd_compress.tensorflow.elastic import step_by_step
 from hvd_compress.tensorflow.lineage import Lineage
-from hvd_compress.tensorflow.session import Ready, Session, agree, describe, name_of
+from hvd_compress.tensorflow.session import Ready, Session, describe, name_of
 from hvd_compress.tensorflow.tally import Tally, Untracked
 
 Tensor: TypeAlias = Any
 
+_LOG = logging.getLogger("hvd_compress")
 _serial = count(1)
 _MARK = "_hvd_compress_number"
 
@@ -53,7 +56,7 @@ class Ticket(NamedTuple):
     like: Tensor
 
 
-class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neither is typed
+class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  # neither is typed
     """Compresses the gradients of Horovod's optimizers and tapes; made by `Compression`.
 
     What is kept between steps belongs to the variables: when a layer is unfrozen and gradients come for another list of
@@ -82,6 +85,7 @@ class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neit
         self._ordinals: Untracked = Untracked({})  # by label, the next one
         self._lineage: Untracked = Untracked(Lineage())
         self._agreed: Untracked = Untracked(set())  # the lists of variables that a method without a state has seen
+        self._told: Untracked = Untracked(set())  # names of sparse gradients that have been spoken of
         self._scale: Untracked = Untracked(None)  # reads the loss scale, if `follow` said how
         self._loaded: Untracked = Untracked(Loaded())
         self._built: Untracked = Untracked(None)  # the gradients of the latest call, and its exchange
@@ -167,6 +171,8 @@ class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neit
         assert isinstance(message, AllReduce)
         count = tf.size(tensor, out_type=tf.int64)
         self.tally.add(int(first), count * tensor.dtype.size, count * message.array.dtype.size)
+        if call is not None and first:
+            self._count_slices(call)
         return message.array, exchanging
 
     def _agree(self, call: Call) -> None:
@@ -177,7 +183,8 @@ class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neit
         key = _key(call, pairs)
         if key not in self._agreed.value:
             facts = [Gradient(name_of(v), tuple(v.shape), g.dtype.name) for g, v in pairs]
-            agree(agreement.describe(self.method, self.merge, facts), Group.of(call.process_set))
+            said = agreement.describe(self.method, self.merge, facts)
+            Question(said, _first(pairs), Group.of(call.process_set)).expect()
             self._agreed.value.add(key)
 
     def _ready(self, call: Call) -> Ready:
@@ -195,16 +202,35 @@ class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neit
         assert call.parameters is not None
         agreement.refuse_momentum(self.method, lambda: caller.momentum(call.optimizer))
         with call.graph.as_default() if call.graph is not None else contextlib.nullcontext():
-            gradients = [tf.convert_to_tensor(call.gradients[i]) for i in present]
+            gradients = [_shaped(call.gradients[i], call.parameters[i]) for i in present]
             session = self._session(call, [(g, call.parameters[i]) for i, g in zip(present, gradients, strict=True)])
             build = step_by_step if agreement.elastic() else Session.build
             built = build(session, gradients, self._scale_of(call), call.factor)
+            with tf.control_dependencies([built.carrier]):
+                self._count_slices(call)
         totals: list[Tensor | None] = [None] * len(call.gradients)
         for i, total in zip(present, built.totals, strict=True):
             totals[i] = total
         ready = Ready(totals, built.carrier, built.parts)
         self._built.value = (call.source, ready)
         return ready
+
+    def _count_slices(self, call: Call) -> None:
+        """Count the gradients that are IndexedSlices, which Horovod gathers itself, and say so, once."""
+        names = {_name(call.parameters[i]) for i in _sparse(call)} if call.parameters else set()
+        parts = [part for i in _sparse(call) for part in (call.gradients[i].values, call.gradients[i].indices)]
+        if not parts:
+            return
+        size = tf.add_n([tf.size(part, tf.int64) * part.dtype.size for part in parts])
+        self.tally.add(0, size, size)
+        new = names - self._told.value
+        if new and not self.method.linear:
+            self._told.value |= new
+            _LOG.warning(
+                "the sparse gradients of %s travel uncompressed, as IndexedSlices; sparse_as_dense=True, an option of"
+                " Horovod's optimizers and tapes, makes them dense, and compresses them",
+                ", ".join(sorted(new)),
+            )
 
     def _session(self, call: Call, pairs: list[tuple[Tensor, Any]]) -> Session:
         """The session of gradients and their variables (or names)."""
@@ -214,7 +240,7 @@ class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neit
         facts = [describe(gradient, parameter) for gradient, parameter in pairs]
         label = agreement.label(facts)
         name = f"{label}_{next(self._ordinals.value.setdefault(label, count()))}"
-        session = Session(self.method, self.merge, facts, Group.of(call.process_set), self.tally)
+        session = Session(self.method, self.merge, facts, _first(pairs), Group.of(call.process_set), self.tally)
         self.sessions[name] = session
         fresh = session.create()
         restored = self._loaded.value.give({name: session})
@@ -234,25 +260,26 @@ class TensorFlowCompressor(Compressor, tf.Module):  # type: ignore[misc]  # neit
         return None if call.scaler is None else caller.scale_reader(call.scaler)()
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the state of this rank to a file in a folder; all ranks save after the same step.
+        """Write the state of this rank to a file in a folder that all ranks share; all save after the same step.
 
-        A ``tf.train.Checkpoint`` holds the state as well, but only as many ranks can restore it.
+        Each save has files of its own. Those of saves before the last complete one are removed. A
+        ``tf.train.Checkpoint`` holds the state as well, but only as many ranks can restore it.
 
         Returns:
             The file: a ``.npz`` archive without pickle.
         """
         sessions = {name: session.saved() for name, session in self.sessions.items()}
         world = Group.of(hvd.global_process_set).world
-        return checkpoint.save(folder, Saved(to_spec(self.method), *world, {**self._loaded.value.rest(), **sessions}))
+        return checkpoint.save(folder, self._loaded.value.join(to_spec(self.method), world, sessions))
 
     def load(self, folder: str | os.PathLike[str]) -> None:
-        """Go on from files that `save` has written, with any number of ranks; before the first step, or after it.
+        """Go on from the newest complete save in a folder, of any number of ranks; before the first step, or after it.
 
-        With as many ranks as have saved, each needs its own file alone; otherwise each needs those of all, and the sum
-        of the residuals stays the same.
+        Saves that are not complete are skipped with a warning. With another number of ranks than has saved, the
+        residuals are dealt out, and their sum stays the same.
 
         Raises:
-            StateError: If a file is missing, damaged, or does not fit. Nothing is changed.
+            StateError: If no save is complete, a file is damaged, or the states do not fit. Nothing is changed.
         """
         loaded = Loaded()
         loaded.put(checkpoint.load(folder, *Group.of(hvd.global_process_set).world), to_spec(self.method))
@@ -283,10 +310,31 @@ def _dense(call: Call) -> list[int]:
     return [i for i, g in enumerate(call.gradients) if g is not None and not isinstance(g, tf.IndexedSlices)]
 
 
+def _shaped(gradient: Tensor, parameter: Any) -> Tensor:
+    """A gradient with its static shape: one that was made dense of IndexedSlices has only that of its variable."""
+    gradient = tf.convert_to_tensor(gradient)
+    return gradient if isinstance(parameter, str) else tf.ensure_shape(gradient, parameter.shape)
+
+
+def _sparse(call: Call) -> list[int]:
+    """Which of the gradients are gathered as they are."""
+    return [i for i, g in enumerate(call.gradients) if isinstance(g, tf.IndexedSlices)]
+
+
 def _key(call: Call, pairs: list[tuple[Tensor, Any]]) -> tuple[Any, ...]:
     """What makes a session: the ranks, and the variables or, in direct calls, names, shapes and dtypes."""
     names = [(p, str(g.shape), g.dtype) if isinstance(p, str) else _number(p) for g, p in pairs]
     return (call.process_set.process_set_id, *names)
+
+
+def _first(pairs: list[tuple[Tensor, Any]]) -> str:
+    """The smallest of the names of variables (or of direct calls)."""
+    return min((_name(parameter) for _, parameter in pairs), default="")
+
+
+def _name(parameter: Any) -> str:
+    """The name of a variable, as it is numbered in this process, or of a direct call."""
+    return parameter if isinstance(parameter, str) else str(parameter.name)
 
 
 def _number(variable: Any) -> int:

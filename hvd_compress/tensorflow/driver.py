@@ -28,13 +28,14 @@ Tensor: TypeAlias = Any
 T = TypeVar("T")
 
 
-def drive(exchanging: Exchanging, name: str, group: Group) -> tuple[Exchange, Tensor]:
+def drive(exchanging: Exchanging, name: str, group: Group, after: Tensor) -> tuple[Exchange, Tensor]:
     """Build the graph of an exchange.
 
     Args:
         exchanging: The exchange of a method.
         name: Prefix of the names of its collectives; the same on all ranks.
         group: The ranks that take part.
+        after: What is there when all ranks are known to be in the same step, without which they might branch apart.
 
     Returns:
         What the exchange ends with, and the payload bytes of a step (an int64 scalar).
@@ -49,7 +50,7 @@ def drive(exchanging: Exchanging, name: str, group: Group) -> tuple[Exchange, Te
             return _guarded(end.value), sent
         where = f"{name}.{number}"
         if isinstance(message, Branch):
-            reply, more = _branch(message, where, group)
+            reply, more = _branch(message, where, group, after)
             sent += more
         else:
             reply = perform(message, where, group)
@@ -64,15 +65,17 @@ def _guarded(exchange: Exchange) -> Exchange:
     return exchange._replace(state=state)
 
 
-def _branch(message: Branch, name: str, group: Group) -> tuple[Exchange, Tensor]:
+def _branch(message: Branch, name: str, group: Group, after: Tensor) -> tuple[Exchange, Tensor]:
     def build(number: int, start: Callable[[], Exchanging]) -> tuple[Any, Tensor]:
-        exchange, sent = drive(start(), f"{name}.{number}", group)
+        exchange, sent = drive(start(), f"{name}.{number}", group, after)
         # None cannot leave a branch.
         exchange = exchange._replace(**{name: () for name, part in exchange._asdict().items() if part is None})
         return tf.nest.map_structure(tf.convert_to_tensor, exchange), sent
 
     branches = [lambda n=n, start=start: build(n, start) for n, start in enumerate(message.branches)]
-    exchange, sent = tf.switch_case(message.index, branches)
+    with tf.control_dependencies([after]):
+        index = tf.identity(message.index)
+    exchange, sent = tf.switch_case(index, branches)
     return exchange, sent
 
 

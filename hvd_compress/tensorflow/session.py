@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_compress import agreement
-from hvd_compress.collectives import AllReduce, State
+from hvd_compress.collectives import State
 from hvd_compress.elastic import Membership
 from hvd_compress.errors import GradientError, StateError
 from hvd_compress.group import Group
@@ -22,16 +22,21 @@ from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.tensorflow import tensorflow_ops
 from hvd_compress.redistribution import Kept
 from hvd_compress.roles import Role
-from hvd_compress.saved import SavedSession
+from hvd_compress.saved import SavedSession, fingerprint
 from hvd_compress.spec import to_spec
 from hvd_compress.state import flatten, roles, unflatten
-from hvd_compress.tensorflow.driver import drive, gather_bytes, outside_of_graphs, perform
+from hvd_compress.tensorflow import pulse
+from hvd_compress.tensorflow.asking import Question
+from hvd_compress.tensorflow.driver import drive, gather_bytes, outside_of_graphs
 from hvd_compress.tensorflow.tally import Tally, Untracked
 
 Tensor: TypeAlias = Any
 Leaves: TypeAlias = "dict[str, np.ndarray[Any, Any] | int]"
 Change: TypeAlias = "tuple[tf.Variable, Tensor]"
 
+
+_ENDS = "_hvd_compress_ends"
+"""Where a graph keeps the ends of its exchanges."""
 
 _NOWHERE = [-1, -1, -1]
 """The origin of a state that no checkpoint has filled in."""
@@ -58,6 +63,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         method: What compresses.
         merge: How gradients are put into buckets.
         gradients: Name, shape and dtype of each.
+        first: The smallest name of their variables, as these are numbered in this process.
         group: The ranks that take part.
         tally: Counts steps and bytes.
 
@@ -65,22 +71,29 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         group: The ranks that take part.
         slots: The state: bucket, then leaf, then variable. Tracked by checkpoints.
         steps: How many there have been: a variable.
+        job: Number of what the ranks do together, drawn by one of them in the first step: a variable.
 
     Raises:
         DisagreementError: If the ranks are not set up alike.
     """
 
-    def __init__(self, method: Method, merge: Merge, gradients: list[Gradient], group: Group, tally: Tally) -> None:
+    def __init__(
+        self, method: Method, merge: Merge, gradients: list[Gradient], first: str, group: Group, tally: Tally
+    ) -> None:
         super().__init__(name="hvd_compress_session")
         self._count = len(gradients)
         self._facts = agreement.describe(method, merge, gradients)
-        if not agreement.elastic():
-            agree(self._facts, group)
+        self._question = Untracked(None if agreement.elastic() else Question(self._facts, first, group))
+        if self._question.value is not None:
+            self._question.value.expect()
         self._membership = Untracked(Membership(zlib.crc32(agreement.label(gradients).encode())))
         self.group = group
+        # The same on ranks whose models differ in part, so that they meet and are told.
+        self._key = min(("/".join(g.name.split("/")[-2:]) for g in gradients), default="")
         self._prefix = f"hvd_compress.{agreement.label(gradients)}"
         self._plan = Untracked(plan(gradients, method, merge))
         self._tally = Untracked(tally)
+        self._drawn = pulse.draw()
         self._origin = [*group.world, zlib.crc32(to_spec(method).encode())]
         self.slots: dict[str, dict[str, tf.Variable]] = {}
 
@@ -102,6 +115,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
             self._check_origin(*found)
         self.origin.assign(self._origin)
         self.steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps")
+        self.job = tf.Variable(0, dtype=tf.int64, trainable=False, name="job")
         for planned in self._plan.value:
             self.slots[planned.bucket.key] = {
                 path: _variable(leaf, path) for path, leaf in flatten(self._initial(planned)).items()
@@ -165,16 +179,19 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
 
     def saved(self) -> SavedSession:
         """The state, in the form that is written to files."""
-        return SavedSession(*self.group.world, int(outside_of_graphs(self.steps.numpy)), self.read())
+        buckets = self.read()
+        steps, job = outside_of_graphs(lambda: (int(self.steps.numpy()), int(self.job.numpy())))
+        shared = fingerprint(buckets, self.roles())
+        return SavedSession(*self.group.world, steps, buckets, job=job, shared=shared)
 
     def restore(self, saved: SavedSession) -> None:
         """Take over a state that has been checked."""
-        outside_of_graphs(lambda: self.steps.assign(saved.steps))
+        outside_of_graphs(lambda: (self.steps.assign(saved.steps), self.job.assign(saved.job)))
         self.write(saved.buckets)
 
-    def by_bucket(self, merge: Merge | None = None) -> dict[str, Kept]:
+    def by_bucket(self, saved: SavedSession | None = None) -> dict[str, Kept]:
         """What is kept, by the keys of the buckets, of which there is but one partition."""
-        del merge
+        del saved
         return {kept.bucket.key: kept for kept in self.kept(range(self._count))}
 
     def meet(self) -> None:
@@ -187,13 +204,15 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         meeting = self._membership.value.meet(
             group.world,
             int(self.steps.numpy()),
-            lambda data, name: gather_bytes(data, name, group),
+            lambda data, name: gather_bytes(data, f"{name}.{self._key}", group),
             self._facts,
             self.by_bucket,
         )
         self.group = group
-        if meeting is not None and meeting.leaves:
-            self.restore(SavedSession(*group.world, meeting.steps, meeting.leaves))
+        if meeting is not None:
+            self.job.assign(meeting.job)
+            if meeting.leaves:
+                self.restore(SavedSession(*group.world, meeting.steps, meeting.leaves, job=meeting.job))
 
     def build(self, gradients: list[Tensor], scale: Tensor | None = None, factor: float = 1.0) -> Ready:
         """Build the exchange of one step into the current graph.
@@ -204,18 +223,22 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
             factor: What Horovod will multiply the sums by.
         """
         ops = tensorflow_ops()
+        gates = [] if self._question.value is None else self._question.value.gate()
+        with tf.control_dependencies([*gates, *self._earlier()]):
+            gradients = [tf.identity(gradient) for gradient in gradients]
         true = [_true(gradient, scale) for gradient in gradients]
         # A gradient that is not finite must not reach the method: it would spoil scales and its neighbours.
         merged = [ops.merge([true[i] for i in planned.members]) for planned in self._plan.value]
         bad = tf.add_n([tf.constant(0), *(count for _, count in merged)])
-        all_finite = tf.equal(perform(AllReduce(bad), f"{self._prefix}.finite", self.group), 0)
+        steps, job = self.steps.read_value(), self.job.read_value()
+        all_finite, job = pulse.feel(bad, steps, job, self._drawn, f"{self._prefix}.finite", self.group)
         carrier = tf.where(all_finite, tf.constant([1.0], tf.float64), np.nan)
 
         totals: list[Tensor | None] = [None] * len(gradients)
         changes: list[Change] = []
-        sent = tf.constant(bad.dtype.size + carrier.dtype.size * len(gradients), tf.int64)
+        sent = tf.constant(pulse.BYTES + carrier.dtype.size * len(gradients), tf.int64)
         for planned, (x, _) in zip(self._plan.value, merged, strict=True):
-            pieces, more_changes, more_sent = self._exchange(planned, x)
+            pieces, more_changes, more_sent = self._exchange(planned, x, all_finite)
             for i, piece in zip(planned.members, pieces, strict=True):
                 totals[i] = piece if scale is None else piece * tf.cast(scale, piece.dtype)
             changes += more_changes
@@ -228,17 +251,34 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         with tf.control_dependencies([total for total in totals if total is not None]):
             tf.cond(good, lambda: tf.group(*[v.assign(value) for v, value in changes]), tf.no_op)
         size = sum(part.dtype.size * part.shape.num_elements() for part in totals if part is not None)
-        self._tally.value.add(1, size, sent)
-        self.steps.assign_add(1)
+        with tf.control_dependencies([all_finite]):
+            self._tally.value.add(1, size, sent)
+            self.job.assign(job)
+            self.steps.assign_add(1)
+        self._note_end(totals)
         return Ready(totals, carrier, self.group.world.size)
 
-    def _exchange(self, planned: Planned, x: Tensor) -> tuple[list[Tensor], list[Change], Tensor]:
+    def _earlier(self) -> list[tf.Operation]:
+        """The ends of other exchanges in this graph by the same names: two models may have variables of equal names."""
+        ends = {} if tf.executing_eagerly() else getattr(tf.compat.v1.get_default_graph(), _ENDS, {})
+        return [ends[self._prefix]] if self._prefix in ends else []
+
+    def _note_end(self, totals: list[Tensor | None]) -> None:
+        if not tf.executing_eagerly():
+            graph = tf.compat.v1.get_default_graph()
+            setattr(
+                graph,
+                _ENDS,
+                {**getattr(graph, _ENDS, {}), self._prefix: tf.group(*(t for t in totals if t is not None))},
+            )
+
+    def _exchange(self, planned: Planned, x: Tensor, after: Tensor) -> tuple[list[Tensor], list[Change], Tensor]:
         """Build the exchange of one bucket; gives the totals, the changes of state, and the payload bytes."""
         bucket, ops, variables = planned.bucket, tensorflow_ops(), self.slots[planned.bucket.key]
         state = unflatten(self._initial(planned), {path: variable.read_value() for path, variable in variables.items()})
         exchanging = planned.method.exchange(ops, bucket, x, state, self.group.world)
         exchanging = lower(exchanging, ops, self.group.world)
-        exchange, sent = drive(exchanging, f"{self._prefix}.{bucket.key}", self.group)
+        exchange, sent = drive(exchanging, f"{self._prefix}.{bucket.key}", self.group, after)
         pieces = zip(ops.split(exchange.total, bucket.sizes), bucket.shapes, strict=True)
         changes = [(variables[path], leaf) for path, leaf in flatten(exchange.state).items()]
         return [tf.reshape(piece, shape) for piece, shape in pieces], changes, sent
@@ -268,33 +308,19 @@ def _fit(totals: list[Tensor | None], gradients: list[Tensor], scale: Tensor | N
     return tf.reduce_all([True, *[tf.reduce_all(tf.math.is_finite(result)) for result in results]])
 
 
-def agree(facts: bytes, group: Group) -> None:
-    """See to it that all ranks compress the same gradients in the same way.
-
-    Args:
-        facts: From `agreement.describe`.
-        group: The ranks.
-
-    Raises:
-        DisagreementError: If they do not.
-    """
-    agreement.check(gather_bytes(facts, "hvd_compress.agreement", group))
-
-
 def describe(tensor: Any, parameter: Any) -> Gradient:
-    """Name, shape and dtype of a gradient, read off its variable.
+    """Name, shape and dtype of a gradient of a variable, or of a tensor in a direct call.
 
     Raises:
         GradientError: If the dtype cannot be compressed, or the shape is not known.
     """
-    if not isinstance(parameter, str):
-        return gradient(name_of(parameter), tuple(parameter.shape), tensor.dtype.name)
+    name = parameter if isinstance(parameter, str) else name_of(parameter)
     if not tensor.shape.is_fully_defined():
         raise GradientError(
-            f"the tensor {parameter!r} has shape {tensor.shape}, but state is kept for a shape that is known while the"
+            f"the tensor {name!r} has shape {tensor.shape}, but state is kept for a shape that is known while the"
             " graph is traced; set it with tf.ensure_shape, or use Compression.none or .fp16"
         )
-    return gradient(parameter, tuple(tensor.shape), tensor.dtype.name)
+    return gradient(name, tuple(tensor.shape), tensor.dtype.name)
 
 
 def name_of(variable: Any) -> str:

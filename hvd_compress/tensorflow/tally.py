@@ -29,13 +29,15 @@ class Tally(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         super().__init__(name="hvd_compress_tally")
         self.counts: tf.Variable | None = None
 
-    def add(self, steps: int, gradient_bytes: int, bytes_sent: Any) -> tf.Operation:
+    def add(self, steps: int, gradient_bytes: Any, bytes_sent: Any) -> tf.Operation:
         """Count; gives the operation that does it."""
         if in_session():
             return tf.no_op()
         if self.counts is None:
             self.counts = outside_of_graphs(lambda: tf.Variable([0, 0, 0], dtype=tf.int64, trainable=False))
-        return self.counts.assign_add(tf.stack([steps, gradient_bytes, tf.cast(bytes_sent, tf.int64)]))
+        return self.counts.assign_add(
+            tf.stack([tf.cast(number, tf.int64) for number in (steps, gradient_bytes, bytes_sent)])
+        )
 
     def read(self) -> Stats:
         """The totals so far."""

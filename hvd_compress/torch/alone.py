@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import time
+from collections.abc import Callable, Generator
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from hvd_compress.collectives import AllReduce, World
 from hvd_compress.methods.base import Method
 from hvd_compress.ops.torch_devices import torch_ops
 from hvd_compress.stats import Meter
+from hvd_compress.torch.handshake import Handshake
 
 
 class Alone:
@@ -26,6 +28,22 @@ class Alone:
         self._method = method
         self._meter = meter
         self._in_decompress = True
+        self._handshakes: list[Handshake] = []
+
+    def greet(self, handshake: Handshake) -> None:
+        """Take in a handshake, to be verified when the other ranks have come."""
+        self._handshakes.append(handshake)
+
+    def verify(self, patience: float = 0.0, sleep: Callable[[float], object] = time.sleep) -> None:
+        """Verify that ranks agree, as far as they have come after so many seconds.
+
+        Raises:
+            DisagreementError: If they do not.
+        """
+        come = [handshake for handshake in self._handshakes if handshake.wait(patience, sleep)]
+        self._handshakes = [handshake for handshake in self._handshakes if handshake not in come]
+        for handshake in come:
+            handshake.verify()
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """Give what Horovod is to allreduce, and what it has to give back to `decompress`."""
@@ -42,6 +60,7 @@ class Alone:
 
     def decompress(self, tensor: Tensor, exchanging: Generator[Any, Tensor, Any]) -> Tensor:
         """Give the result."""
+        self.verify()
         self._in_decompress = True
         with self._meter.time("decode"):
             try:

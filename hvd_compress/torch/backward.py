@@ -15,5 +15,10 @@ def at_end_of_backward(callback: Callable[[], None]) -> None:
     PyTorch's own data-parallel wrappers learn it in the same way.
     """
     engine: Any = Variable._execution_engine
-    if torch._C._current_graph_task_id() != -1:
+    if in_backward():
         engine.queue_callback(callback)
+
+
+def in_backward() -> bool:
+    """Whether this thread computes gradients now."""
+    return torch._C._current_graph_task_id() != -1

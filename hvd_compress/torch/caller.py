@@ -6,7 +6,9 @@ direct call; no public interface does. All knowledge of Horovod's inside is in t
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
@@ -14,6 +16,7 @@ from typing import Any, NamedTuple
 
 import horovod.torch as hvd
 import torch
+from horovod.common.exceptions import HorovodInternalError
 from horovod.torch import mpi_ops
 from torch import Tensor
 from torch.amp import grad_scaler
@@ -22,6 +25,9 @@ from hvd_compress.errors import UnknownParameterError, UnsupportedError
 
 _DEPTH = 4
 """Frames to look at: compress, a comprehension, and Horovod's function."""
+
+_LOOK = 1e-3
+"""Seconds between two looks at a tensor on its way."""
 
 _STEP_DEPTH = 20
 """Frames from ``decompress`` up to the step of a loss scaler, with room for wrappers of ``optimizer.step``."""
@@ -51,7 +57,7 @@ class Call(NamedTuple):
         return self.members[0] if len(self.members) == 1 else next(p for p in self.members if p.grad is grad)
 
     def begins_step(self, parameter: Tensor) -> bool:
-        """Whether Horovod has nothing under way for this optimizer: it remembers a group after its last member."""
+        """Whether Horovod remembers no gradient of this optimizer; it remembers a group after its last member."""
         return parameter is self.members[0] and not has_begun(self.optimizer)
 
 
@@ -181,7 +187,7 @@ def _check_direct(call: Direct, grad: Tensor) -> None:
 
 def has_begun(optimizer: Any) -> bool:
     """Whether Horovod is reducing gradients of the optimizer."""
-    return any(entry[0] is not None for entry in optimizer._handles.values())
+    return any(entry[0] is not None for entry in list(optimizer._handles.values()))
 
 
 def parameters(optimizer: Any) -> list[tuple[str, Tensor]]:
@@ -260,17 +266,29 @@ def is_done(handle: int | None) -> bool:
     return handle is not None and bool(hvd.poll(handle))
 
 
-def settle(carriers: Sequence[Tensor]) -> None:
-    """Wait until Horovod has reduced tensors that nobody asks for any more: their names are in use until then."""
-    for handle in handles_of(carriers):
-        hvd.synchronize(handle)
+def settle(carriers: Sequence[Tensor], patience: float | None = None) -> None:
+    """Wait until Horovod has reduced tensors that nobody asks for any more: their names are in use until then.
+
+    Args:
+        carriers: The tensors.
+        patience: Seconds to wait at most, where other ranks may have given up; None to wait for all.
+    """
+    begin = time.monotonic()
+    for handle in set(handles_of(carriers).values()):
+        while patience is not None and not hvd.poll(handle) and time.monotonic() - begin < patience:
+            time.sleep(_LOOK)
+        if patience is None:
+            hvd.synchronize(handle)
+        elif hvd.poll(handle):
+            with contextlib.suppress(HorovodInternalError):
+                hvd.synchronize(handle)
 
 
-def handles_of(carriers: Sequence[Tensor]) -> list[int]:
-    """Horovod's handles for those of the tensors that it is to reduce in place."""
-    wanted, handles = {id(carrier) for carrier in carriers}, []
-    for handle, (given, *_) in mpi_ops._handle_map.items():
-        members = given if isinstance(given, list | tuple) else [given]
-        if any(id(member) in wanted for member in members):
-            handles.append(handle)
+def handles_of(carriers: Sequence[Tensor]) -> dict[int, int]:
+    """Return Horovod's handles, by the ids of those of the tensors that it is to reduce in place."""
+    wanted, handles = {id(carrier) for carrier in carriers}, {}
+    for handle, (given, *_) in list(mpi_ops._handle_map.items()):  # a copy: other threads may call Horovod
+        for member in given if isinstance(given, list | tuple) else [given]:
+            if id(member) in wanted:
+                handles[id(member)] = handle
     return handles

@@ -1,21 +1,40 @@
 """The tensors of one element that Horovod reduces in the place of the gradients.
 
-Each holds 1, or nan if its gradient is not finite. What comes back tells by what Horovod scales sums and whether all
-ranks had a finite gradient; and whether they all take part: for a rank that has called ``hvd.join()`` Horovod sends
-zeros. With other collectives than sums it ends in an exception of its own there, and with MPI then hangs.
+What comes back tells by what Horovod scales sums, whether all ranks had a finite gradient, whether they all take part
+(for a rank that has called ``hvd.join()`` Horovod sends zeros, and other collectives than sums end in an exception of
+its own there, and with MPI then hang), and whether one of them wants to verify that the ranks agree.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from hvd_compress.errors import UnsupportedError
+from hvd_compress.errors import ExchangeError, UnsupportedError
 from hvd_compress.torch import caller
 
 CARRIER_BYTES = 8
+
+_PRESENT, _ASKS, _BAD = 1.0, 2.0**16, 2.0**32
+"""What a carrier holds is a sum of these; sums over up to 65,535 ranks stay apart, and exact in float64."""
+
+
+class Heard(NamedTuple):
+    """What a reduced carrier tells.
+
+    Attributes:
+        present: How many ranks take part.
+        asks: How many ranks want to verify that all agree.
+        bad: How many ranks had a gradient that is not finite.
+    """
+
+    present: int
+    asks: int
+    bad: int
 
 
 class Carriers:
@@ -28,17 +47,19 @@ class Carriers:
 
     Attributes:
         lacking: A rank was found missing in this step.
+        asking: This rank wants to verify in this step that all agree.
     """
 
     def __init__(self, full: float, size: int, most: int) -> None:
         self._most = most
         self._on_host: list[Tensor] = []
+        self.asking = False
         self.resize(full, size)
         self.renew()
 
     def resize(self, full: float, size: int) -> None:
         """Go on with another number of ranks."""
-        self._least = abs(full) * (1 - 0.5 / size)
+        self._full = full
         self._size = size
 
     def reset(self) -> None:
@@ -47,6 +68,8 @@ class Carriers:
         self._complete = False
         self._first: int | None = None
         self._given: list[Tensor] = []
+        self._calls: list[Hashable] = []
+        self._returned: Hashable = None
         self._handles: list[int] | None = None
 
     def renew(self) -> None:
@@ -55,27 +78,34 @@ class Carriers:
         self._on_host = list(self._ones.view(-1, 1).unbind())
         self.reset()
 
-    def give(self, peak: float | Tensor) -> Tensor:
-        """A carrier for a gradient.
+    def give(self, peak: float | Tensor, call: Hashable = None) -> Tensor:
+        """Return the carrier for a gradient.
 
         Args:
             peak: The gradient's largest magnitude, or any other number that is finite if the gradient is.
+            call: Equal for those that Horovod gives back together.
         """
+        good = _PRESENT + (_ASKS if self.asking else 0)
         if isinstance(peak, Tensor):
-            carrier = (peak * 0 + 1).to(torch.float64).reshape(1)
+            carrier = (~peak.isfinite()).to(torch.float64).mul(_BAD).add(good).reshape(1)
         else:
-            if not self._given:
-                self._ones.fill_(1)
             carrier = self._on_host[len(self._given)]
-            if not math.isfinite(peak):
-                carrier.fill_(math.nan)
+            carrier.fill_(good if math.isfinite(peak) else good + _BAD)
         self._given.append(carrier)
+        self._calls.append(call)
         return carrier
 
     def are_back(self) -> bool:
         """Whether all carriers are back, once all have been handed to Horovod."""
         if self._handles is None:
-            self._handles = caller.handles_of(self._given)
+            out = [c for c, call in zip(self._given, self._calls, strict=True) if call != self._returned]
+            handles = caller.handles_of(out)
+            if len(handles) < len(out):
+                raise ExchangeError(
+                    f"Horovod does not know {len(out) - len(handles)} of the {len(out)} gradients that it was given:"
+                    " call optimizer.step() or synchronize() once in each step, and do not reduce them in other ways"
+                )
+            self._handles = sorted(set(handles.values()))
         while self._handles and caller.is_done(self._handles[-1]):
             self._handles.pop()
         return not self._handles
@@ -85,10 +115,6 @@ class Carriers:
         """How many handles of carriers are not back, as far as `are_back` has looked."""
         return len(self._handles or ())
 
-    def look_again(self) -> None:
-        """Have `are_back` ask Horovod anew which carriers it has: some may have been given back."""
-        self._handles = self._handles and None
-
     def first_factor(self) -> float:
         """By what to multiply sums over the ranks, as far as the first carrier tells; nan if it does not."""
         first = self._given[0] if self._given else None
@@ -97,16 +123,26 @@ class Carriers:
         return self.factor(first)
 
     def factor(self, carrier: Tensor) -> float:
-        """By what to multiply a sum over the ranks, given its carrier as Horovod has reduced it."""
-        return float(carrier) / self._size
+        """By what to multiply a sum over the ranks, given its carrier as Horovod has reduced it; nan if one was bad."""
+        return self._factor(float(carrier))
 
     def factors(self) -> list[float]:
         """By what to multiply the sums of all gradients, once all carriers are back."""
         values = self._ones[: len(self._given)]
         if any(carrier.is_cuda for carrier in self._given):
             values = torch.cat([carrier.to("cpu", torch.float64) for carrier in self._given])
-        factors: list[float] = (values / self._size).tolist()
-        return factors
+        return [self._factor(value) for value in values.tolist()]
+
+    def _factor(self, value: float) -> float:
+        heard = self._heard(value)
+        return math.nan if heard.bad else value / (heard.present * _PRESENT + heard.asks * _ASKS)
+
+    def _heard(self, value: float) -> Heard:
+        """Read a reduced carrier."""
+        summed = round(value * self._size / self._full) if self._full else self._size
+        rest, present = divmod(summed, int(_ASKS))
+        bad, asks = divmod(rest, int(_BAD / _ASKS))
+        return Heard(present, asks, bad)
 
     def are_complete(self) -> bool:
         """Whether the first carrier is back, and had been sent by all ranks."""
@@ -115,31 +151,39 @@ class Carriers:
             if first.is_cuda:  # to look at it would make the GPU wait for the backward pass
                 self._complete = True
             else:
-                self._first = next(iter(caller.handles_of([first])), None) if self._first is None else self._first
-                self._complete = caller.is_done(self._first) and not self._lacks(first)
+                self._first = caller.handles_of([first]).get(id(first)) if self._first is None else self._first
+                self._complete = caller.is_done(self._first) and self._heard(float(first)).present == self._size
         return self._complete
 
-    def check(self, carrier: Tensor) -> None:
-        """Look at a carrier that Horovod has reduced.
+    def check(self, carrier: Tensor, number: int) -> bool:
+        """Look at the first carrier that Horovod gives back.
+
+        Args:
+            carrier: As Horovod has reduced it.
+            number: Which one it is.
+
+        Returns:
+            Whether a rank wants to verify that all agree.
 
         Raises:
             UnsupportedError: If a rank is missing.
+            ExchangeError: If Horovod does not know of the others any more.
         """
-        self.lacking = self._lacks(carrier)
+        heard = self._heard(float(carrier))
+        self.lacking = heard.present < self._size
         if self.lacking:
             raise UnsupportedError(
                 "a rank has called hvd.join() while others go on: this compression needs all ranks in each step; give"
                 " all ranks the same number of batches, or use Compression.none or Compression.fp16"
             )
         self._complete = True
-
-    def _lacks(self, carrier: Tensor) -> bool:
-        return abs(float(carrier)) < self._least
+        self._returned, self._handles = self._calls[number], None
+        return heard.asks > 0
 
     def assume(self) -> None:
         """Take it that all ranks are there."""
         self._complete = True
 
-    def settle(self) -> None:
-        """Wait for the carriers that nobody asks for any more."""
-        caller.settle(self._given)
+    def settle(self, patience: float | None = None) -> None:
+        """Wait for the carriers that nobody asks for any more; see `caller.settle`."""
+        caller.settle(self._given, patience)

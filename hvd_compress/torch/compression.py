@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from horovod.torch.compression import Compressor
 from torch import Tensor
 
 from hvd_compress import agreement, checkpoint
-from hvd_compress.face import Catalogue
+from hvd_compress.face import Catalogue, Made
 from hvd_compress.group import Group
 from hvd_compress.measure import vnmse
 from hvd_compress.merging import Gradient, Merge
@@ -23,13 +25,14 @@ from hvd_compress.spec import to_spec
 from hvd_compress.stats import Meter, Stats
 from hvd_compress.torch import caller
 from hvd_compress.torch.alone import Alone
-from hvd_compress.torch.driver import gather_bytes
+from hvd_compress.torch.backward import at_end_of_backward
+from hvd_compress.torch.handshake import PATIENCE, Handshake, place_of
 from hvd_compress.torch.scaling import LossScale
 from hvd_compress.torch.session import Member, Session, Ticket
 from hvd_compress.torch.sessions import Sessions
 
 
-class TorchCompressor(Compressor):  # type: ignore[misc]  # Horovod is not typed
+class TorchCompressor(Made, Compressor):  # type: ignore[misc]  # Horovod is not typed
     """Compresses the gradients of `hvd.DistributedOptimizer`; made by `Compression`.
 
     Direct calls, ``hvd.allreduce(tensor, name="x", compression=...)`` and ``hvd.grouped_allreduce``, keep a state of
@@ -48,6 +51,8 @@ class TorchCompressor(Compressor):  # type: ignore[misc]  # Horovod is not typed
         self._sessions = Sessions()
         self._loaded = Loaded()
         self._scale = LossScale()
+        self._lock = threading.Condition()  # autograd calls from a thread for each device
+        self._warned = False
 
     def __repr__(self) -> str:
         return f"Compression.parse({to_spec(self.method)!r}, merge={self.merge!r})"
@@ -79,30 +84,40 @@ class TorchCompressor(Compressor):  # type: ignore[misc]  # Horovod is not typed
             What Horovod is to allreduce, and what it has to give back to `decompress`.
         """
         call = caller.find(tensor)
-        if self.method.linear:
-            if isinstance(call, caller.Call) and not self._sessions.agreed(call.optimizer):
-                self._agree(caller.parameters(call.optimizer), Group.of(caller.process_set(call.optimizer)))
-                self._sessions.note_agreement(call.optimizer)
-            return self._alone.compress(tensor)
-        if isinstance(call, caller.Call) and (session := self._sessions.of(call.optimizer)) is not None:
-            return self._compress_of(call, session, tensor)
-        caller.check(call, tensor)
-        if isinstance(call, caller.Direct):
-            return self._compress_direct(call, tensor)
-        assert call is not None
-        return self._compress_of(call, self._begin(call.optimizer), tensor)
+        with self._lock:
+            if self.method.linear:
+                return self._compress_alone(call, tensor)
+            session = self._sessions.of(call.optimizer) if isinstance(call, caller.Call) else None
+            if session is None:
+                caller.check(call, tensor)
+            if isinstance(call, caller.Direct):
+                return self._compress_direct(call, tensor)
+            assert call is not None
+            return self._compress_of(call, session or self._begin(call.optimizer), tensor)
+
+    def _compress_alone(self, call: caller.Call | caller.Direct | None, tensor: Tensor) -> tuple[Tensor, Any]:
+        """Compress with a linear method, which waits for no other rank."""
+        if isinstance(call, caller.Call) and not self._sessions.agreed(call.optimizer):
+            members = caller.parameters(call.optimizer)
+            facts = agreement.describe(self.method, self.merge, _facts(members))
+            place, group = place_of(name for name, _ in members), Group.of(caller.process_set(call.optimizer))
+            self._alone.greet(Handshake(facts, place, group))
+            at_end_of_backward(self._verify_soon)
+            self._sessions.note_agreement(call.optimizer)
+        return self._alone.compress(tensor)
+
+    def _verify_soon(self) -> None:
+        with self._lock:
+            self._alone.verify(PATIENCE, self._lock.wait)
 
     def _compress_of(self, call: caller.Call, session: Session, grad: Tensor) -> tuple[Tensor, Any]:
         """Compress a gradient of an optimizer."""
         parameter = call.parameter(grad)
-        if session.waiting and call.begins_step(parameter):
+        if session.broken_off() and call.begins_step(parameter):
             session.abort()
         if not session.waiting:
             caller.check_all_reduced(call.optimizer)
-            if agreement.elastic():
-                facts = self._facts(caller.parameters(call.optimizer))
-                session.meet(caller.process_set(call.optimizer), facts)
-        return session.add(id(parameter), grad, frozen=not parameter.requires_grad)
+        return session.add(id(parameter), grad, id(call.members[0]), parameter)
 
     def _compress_direct(self, call: caller.Direct, tensor: Tensor) -> tuple[Tensor, Any]:
         """Compress a tensor of ``hvd.allreduce`` or ``hvd.grouped_allreduce``."""
@@ -113,7 +128,10 @@ class TorchCompressor(Compressor):  # type: ignore[misc]  # Horovod is not typed
         if position and (position == len(call.tensors) or call.tensors[position] is not tensor):
             session.abort()
             position = 0
-        return session.add(position, tensor)
+        taken = session.add(position, tensor)
+        if position == len(call.tensors) - 1:
+            session.verify_soon()
+        return taken
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
         """Give out a result; called by Horovod.
@@ -125,15 +143,41 @@ class TorchCompressor(Compressor):  # type: ignore[misc]  # Horovod is not typed
         Returns:
             The reduced gradient.
         """
-        if isinstance(ctx, Ticket):
-            return ctx.session.take(tensor, ctx)
-        return tensor if ctx is None else self._alone.decompress(tensor, ctx)
+        with self._lock:
+            if isinstance(ctx, Ticket):
+                result = ctx.session.take(tensor, ctx)
+                self._warn_of_changes(ctx.session)
+                return result
+            return tensor if ctx is None else self._alone.decompress(tensor, ctx)
+
+    def _warn_of_changes(self, session: Session) -> None:
+        """Say once that gradients were changed at a time at which that has no effect, or only by chance."""
+        if session.changed and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "gradients were changed between backward() and synchronize(), before they were reduced, and the change"
+                " is lost: call optimizer.synchronize() first, then change them (clip, unscale), then"
+                " 'with optimizer.skip_synchronize(): optimizer.step()'",
+                stacklevel=2,
+            )
+
+    def discard(self) -> None:
+        """Take the last step back, if its reduced gradients are thrown away instead of applied.
+
+        What is kept between steps is then as if that step had not been. Call it on all ranks, after
+        ``optimizer.synchronize()`` and before the next ``backward()``, for example where a spike is skipped, or for the
+        critic's gradients of a generator's loss. It holds for all optimizers that use this compressor.
+
+        Raises:
+            UnsupportedError: If gradients have come that have not been reduced.
+        """
+        with self._lock:
+            for session in self._sessions:
+                session.discard()
 
     def _begin(self, optimizer: Any) -> Session:
         members, group = caller.parameters(optimizer), Group.of(caller.process_set(optimizer))
-        if not agreement.elastic():
-            self._agree(members, group)
-        elif caller.process_set(optimizer) is not caller.EVERYONE:
+        if agreement.elastic() and caller.process_set(optimizer) is not caller.EVERYONE:
             agreement.refuse_elastic("process sets")
         agreement.refuse_momentum(self.method, lambda: caller.momentum(optimizer))
         label = agreement.label([Gradient(name, (), "") for name, _ in members])
@@ -144,28 +188,17 @@ class TorchCompressor(Compressor):  # type: ignore[misc]  # Horovod is not typed
             caller.full_carrier(optimizer),
             replaces=True,
         )
-        session.search()
         self._sessions.begin(optimizer, session)
         return self._restored(session)
 
     def _begin_direct(self, call: caller.Direct) -> Session:
         if agreement.elastic():
             agreement.refuse_elastic("direct calls of hvd.allreduce")
-        group = Group.of(call.process_set)
         names = [call.name] if len(call.tensors) == 1 else [f"{call.name}.{i}" for i in range(len(call.tensors))]
-        self._agree(list(zip(names, call.tensors, strict=True)), group)
         members = [Member(i, str(name), t) for i, (name, t) in enumerate(zip(names, call.tensors, strict=True))]
-        session = self._make(members, group, call.label, call.full_carrier)
+        session = self._make(members, Group.of(call.process_set), call.label, call.full_carrier)
         self._sessions.begin_call(call.key, session)
         return self._restored(session)
-
-    def _agree(self, members: Sequence[tuple[str | None, Tensor]], group: Group) -> None:
-        """Make sure that the ranks are set up alike, which would wait for each other otherwise."""
-        agreement.check(gather_bytes(self._facts(members), "hvd_compress.agreement", group))
-
-    def _facts(self, members: Sequence[tuple[str | None, Tensor]]) -> bytes:
-        facts = [Gradient(str(name), tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in members]
-        return agreement.describe(self.method, self.merge, facts)
 
     def _make(
         self,
@@ -175,7 +208,9 @@ class TorchCompressor(Compressor):  # type: ignore[misc]  # Horovod is not typed
         full: Callable[[int], float],
         replaces: bool = False,
     ) -> Session:
-        return Session(self.method, self.merge, members, group, self._meter, label, self._scale, full, replaces)
+        return Session(
+            self.method, self.merge, members, group, self._meter, label, self._scale, full, self._lock, replaces
+        )
 
     def _restored(self, session: Session) -> Session:
         """Take over what was loaded before the session began."""
@@ -208,7 +243,9 @@ class TorchCompressor(Compressor):  # type: ignore[misc]  # Horovod is not typed
         self._load([from_dict(state, lambda leaf: leaf.cpu().numpy() if isinstance(leaf, Tensor) else leaf)])
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the state of this rank to a file in a folder; all ranks save after the same step.
+        """Write the state of this rank to a file in a folder that all ranks share; all save after the same step.
+
+        Each save has files of its own. Those of saves before the last complete one are removed.
 
         Returns:
             The file: a ``.npz`` archive without pickle.
@@ -216,25 +253,29 @@ class TorchCompressor(Compressor):  # type: ignore[misc]  # Horovod is not typed
         return checkpoint.save(folder, self._saved())
 
     def load(self, folder: str | os.PathLike[str]) -> None:
-        """Go on from files that `save` has written, with any number of ranks; as `load_state_dict` else.
+        """Go on from the newest complete save in a folder, of any number of ranks; as `load_state_dict` else.
 
-        With as many ranks as have saved, each needs its own file alone; otherwise each needs those of all, and the sum
-        of the residuals stays the same.
+        Saves that are not complete are skipped with a warning. With another number of ranks than has saved, the
+        residuals are dealt out, and their sum stays the same.
 
         Raises:
-            StateError: If a file is missing, damaged, or does not fit. Nothing is changed.
+            StateError: If no save is complete, a file is damaged, or the states do not fit. Nothing is changed.
         """
         self._load(checkpoint.load(folder, *Group.of(caller.EVERYONE).world))
 
     def _saved(self) -> Saved:
-        sessions = {session.label: session.saved() for session in self._sessions}
-        return Saved(to_spec(self.method), *Group.of(caller.EVERYONE).world, {**self._loaded.rest(), **sessions})
+        sessions = {session.label: session.saved() for session in self._sessions if session.begun}
+        return self._loaded.join(to_spec(self.method), Group.of(caller.EVERYONE).world, sessions)
 
     def _load(self, saved: list[Saved]) -> None:
         loaded = Loaded()
         loaded.put(saved, to_spec(self.method))
         loaded.give({session.label: session for session in self._sessions})
         self._loaded = loaded
+
+
+def _facts(members: Sequence[tuple[str, Tensor]]) -> list[Gradient]:
+    return [Gradient(name, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in members]
 
 
 Compression: Catalogue[TorchCompressor] = Catalogue(TorchCompressor)

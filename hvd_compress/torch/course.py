@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hvd_compress.stats import Meter
-from hvd_compress.torch import caller
 from hvd_compress.torch.backward import at_end_of_backward
 from hvd_compress.torch.carriers import CARRIER_BYTES, Carriers
 from hvd_compress.torch.driver import nap
@@ -31,85 +31,153 @@ class Entry(NamedTuple):
 
     Attributes:
         number: Which one it is, from 0.
-        slot: Its bucket; None for a gradient without elements.
-        position: Its place in the bucket.
+        key: Of its parameter.
         grad: The gradient itself.
-        frozen: Its parameter is not trained, so the result is zero.
+        parameter: Whose it is; None in a direct call.
+        own: Whether it is what its parameter has for a gradient.
     """
 
     number: int
-    slot: Slot | None
-    position: int
+    key: int
     grad: Tensor
-    frozen: bool
+    parameter: Tensor | None
+    own: bool
+
+    @property
+    def frozen(self) -> bool:
+        """Whether its parameter is not trained, so that the result is zero."""
+        return self.parameter is not None and not self.parameter.requires_grad
+
+    @property
+    def replaced(self) -> bool:
+        """Whether its parameter has another gradient by now."""
+        return self.own and self.parameter is not None and self.parameter.grad is not self.grad
+
+
+class Place(NamedTuple):
+    """Where a gradient goes.
+
+    Attributes:
+        name: Of the parameter.
+        slot: The bucket.
+        position: The place in the bucket.
+    """
+
+    name: str
+    slot: Slot
+    position: int
 
 
 class Course:
     """One step after another. A step begins with the first `add` and ends when all results have been taken.
 
-    A bucket that keeps its gradients for the case that the step does not count gives its result out as soon as that is
-    known. Should another bucket's exchange go wrong after that, it stays as it is.
+    A bucket gives its result out as soon as it is there. Should another bucket's exchange go wrong after that, or
+    another gradient not be finite, it stays as it is.
 
     Args:
         carriers: What Horovod reduces in the place of the gradients.
         meter: Counts bytes and time.
         loss_scale: By which the gradients are too large.
-        members: How many gradients a step has, if all come.
-        replaces: The results take the place of the gradients, and their memory, which is free from `add` on; carriers
-            are reduced in place.
+        replaces: The results are written to the gradients, and carriers are reduced in place.
+        lock: Held by the caller of every method but `rest`; given up while waiting.
 
     Attributes:
         slots: The buckets.
+        places: Where each gradient goes, by the keys of their parameters.
+        expected: How many gradients come in a backward pass.
         waiting: How many gradients have come in this step, 0 between steps.
         finite: Whether the step counts, as far as is known: no rank has a gradient, and none will have a result, that
             is not finite.
+        held: The gradients of a step that waits to be released; None in all others.
+        changed: Whether somebody else has written to a gradient of this step since it came.
     """
 
-    def __init__(self, carriers: Carriers, meter: Meter, loss_scale: LossScale, members: int, replaces: bool) -> None:
+    def __init__(
+        self, carriers: Carriers, meter: Meter, loss_scale: LossScale, replaces: bool, lock: threading.Condition
+    ) -> None:
         self.slots: Sequence[Slot] = ()
+        self.places: Mapping[int, Place] = {}
+        self.expected = 0
         self._carriers = carriers
         self._meter = meter
         self._loss_scale = loss_scale
-        self._members = members
         self._replaces = replaces
-        self._rests = replaces
+        self._lock = lock
         self.reset()
 
     def reset(self) -> None:
         """Begin a step."""
         self.waiting = self._taken = 0
         self.finite = True
+        self.held: list[Entry] | None = None
+        self.changed = False
         self._scale = 1.0
         self._factor: float | None = None
         self._spoilt: set[int] = set()
-        self._certain = False  # that the step counts
         self._running: deque[Slot] = deque()
+        self._entries: list[Entry] = []
+        self._versions: list[int] = []
+        self._filling: defaultdict[Slot, list[Entry]] = defaultdict(list)
         self._carriers.reset()
 
-    def add(self, slot: Slot | None, position: int, grad: Tensor, frozen: bool) -> tuple[Tensor, Entry]:
+    def begin(self) -> None:
+        """Ask for the loss scale, which holds for a whole step.
+
+        Raises:
+            SpecError: If it is not a positive number.
+        """
+        self._scale = self._loss_scale.read()
+
+    def hold(self) -> None:
+        """Keep the gradients of this step until `release`: what they are exchanged with is not known yet."""
+        self.held = []
+
+    def add(self, key: int, grad: Tensor, parameter: Tensor | None, call: Hashable) -> tuple[Tensor, Entry]:
         """Take in a gradient.
 
         Returns:
             The carrier for Horovod to allreduce, and what to `take` the result with.
         """
         lap = self._meter.begin()
-        peak: float | Tensor = grad.new_zeros(()) if grad.is_cuda else 0.0
-        if not self.waiting:
-            self._scale = self._loss_scale.read()
-        if slot is not None:
-            peak = slot.put(position, grad, self._scale, frozen)
-            if self._running:
-                self._push_on()
-            if slot.busy:
-                self._running.append(slot)
-        carrier, entry = self._carriers.give(peak), Entry(self.waiting, slot, position, grad, frozen)
+        own = parameter is not None and parameter.grad is grad
+        entry = Entry(self.waiting, key, grad, parameter, own)
+        self._entries.append(entry)
+        self._versions.append(grad._version)
+        peak = self._put(entry) if self.held is None else self._keep(self.held, entry)
+        carrier = self._carriers.give(peak, call)
         self._meter.gradient_bytes += grad.nbytes
         self._meter.bytes_sent += CARRIER_BYTES
         self.waiting += 1
-        if self.waiting == self._members and self._rests:
-            at_end_of_backward(self._rest)
+        if self.waiting == self.expected and self._replaces and self.held is None:
+            at_end_of_backward(self.rest)
         self._meter.encode += self._meter.lap(lap)
         return carrier, entry
+
+    def _keep(self, held: list[Entry], entry: Entry) -> float | Tensor:
+        held.append(entry)
+        grad = entry.grad if self._scale == 1 else entry.grad / self._scale
+        if not grad.is_cuda:
+            return 0.0 if grad.isfinite().all() else math.nan
+        return torch.linalg.vector_norm(grad.float(), ord=torch.inf) if grad.numel() else grad.new_zeros(())
+
+    def release(self) -> None:
+        """Let the gradients go that were held."""
+        held, self.held = self.held or [], None
+        for entry in held:
+            self._put(entry)
+
+    def _put(self, entry: Entry) -> float | Tensor:
+        place = self.places.get(entry.key)
+        if place is None or not entry.grad.numel():
+            return entry.grad.new_zeros(()) if entry.grad.is_cuda else 0.0
+        slot = place.slot
+        self._filling[slot].append(entry)
+        peak = slot.put(place.position, entry.grad, self._scale, entry.frozen)
+        if self._running:
+            self._push_on()
+        if slot.busy:
+            self._running.append(slot)
+        return peak
 
     def _push_on(self) -> None:
         """Start the second rounds of buckets whose first has ended. Look at a few, the oldest."""
@@ -122,43 +190,43 @@ class Course:
     def _look_at(self, slot: Slot) -> None:
         """Go on with a bucket without waiting; give its result out if nothing speaks against it."""
         slot.poll()
-        if not slot.can_deliver:
-            return
-        factor = self._carriers.first_factor() if self._factor is None else self._factor
-        if not slot.lent and math.isfinite(factor):
-            self._deliver(slot, factor)
-        elif self._certain:
-            slot.settle(commit=True)
-            slot.deliver(factor)
+        if slot.can_deliver:
+            factor = self._carriers.first_factor() if self._factor is None else self._factor
+            if math.isfinite(factor):
+                self._deliver(slot, factor)
 
     def _deliver(self, slot: Slot, factor: float) -> None:
         self.finite = self.finite and slot.fits(factor * self._scale, scaled=self._scale != 1)
+        entries = self._filling[slot]
+        self._note_changes(entries)
         slot.deliver(factor * self._scale)
+        for entry in entries:
+            self._versions[entry.number] = entry.grad._version
 
-    def _rest(self) -> None:
+    def _note_changes(self, entries: Sequence[Entry]) -> None:
+        changed = (self._versions[e.number] != e.grad._version or e.replaced for e in entries)
+        self.changed = self.changed or any(changed)
+
+    def rest(self) -> None:
         """Wait asleep for the carriers, at the end of a backward pass that has given all gradients.
 
         Horovod's own waiting takes a core. If nothing moves for long, another rank may first want something of this
-        one: then never wait here again.
+        one: then do not wait here.
         """
         begin = moved = time.monotonic()
         before = -1
-        with self._meter.time("wait"):
-            while not self._carriers.are_back():
+        with self._lock, self._meter.time("wait"):
+            while self.waiting and not self._carriers.are_back():
                 self._go_on()
                 if before != (before := self._carriers.under_way):
                     moved = time.monotonic()
                 elif time.monotonic() - moved > _PATIENCE:
-                    self._rests = False
                     break
-                nap(begin)
+                nap(begin, self._lock.wait)
 
     def _go_on(self) -> None:
-        """Go on with all buckets without waiting.
-
-        Those whose sum would have to wait for the carriers come after these: it would take memory beside the residual.
-        """
-        for slot in [slot for slot in self._running if not slot.lent or self._factor is not None]:
+        """Go on with all buckets without waiting."""
+        for slot in self._running:
             with self._meter.time("decode"):
                 self._look_at(slot)
         self._running = deque(slot for slot in self._running if slot.busy)
@@ -168,18 +236,17 @@ class Course:
 
         Raises:
             ExchangeError: If one of them went wrong.
-            UnsupportedError: If a rank is missing.
         """
         if not self._taken:
-            self._check(carrier)
+            self._note_changes(self._entries)
             with self._meter.time("decode"):
                 self._complete()
         self._taken += 1
-        result = entry.grad
-        if entry.slot is not None:
+        result, place = entry.grad, self.places.get(entry.key)
+        if place is not None and result.numel():
             if not self._replaces:
                 with self._meter.time("decode"):
-                    result = self._computed(carrier, entry.slot, entry)
+                    result = self._computed(carrier, place, entry)
             elif entry.number in self._spoilt:
                 result.fill_(math.nan)
             if entry.frozen:
@@ -187,14 +254,14 @@ class Course:
         return result
 
     @property
+    def completed(self) -> bool:
+        """Whether a result has been taken."""
+        return self._taken > 0
+
+    @property
     def ended(self) -> bool:
         """Whether all results have been taken."""
         return self._taken == self.waiting
-
-    def _check(self, carrier: Tensor) -> None:
-        """Look for a step that cannot be right, and for ranks that have left, which gathering would not survive."""
-        caller.check_not_in_scaler()
-        self._carriers.check(carrier)
 
     def _complete(self) -> None:
         """Finish all exchanges, and write the results.
@@ -204,11 +271,10 @@ class Course:
         for slot in self.slots:
             slot.start()
         self._running = deque(slot for slot in self.slots if slot.busy)
-        self._carriers.look_again()
         begin = time.monotonic()
         while self._unfinished():
             with self._meter.time("wait"):
-                nap(begin)
+                nap(begin, self._lock.wait)
         for slot in self.slots:
             if slot.error is not None:
                 raise slot.error
@@ -228,7 +294,6 @@ class Course:
         self._spoilt = {number for number, factor in enumerate(factors) if not math.isfinite(factor)}
         self._factor = next((factor for factor in factors if math.isfinite(factor)), math.nan)
         self.finite = self.finite and not self._spoilt
-        self._certain = self.finite and self._scale == 1 and not any(slot.narrow for slot in self.slots)
         for slot in self.slots:
             self._look_at(slot)
 
@@ -243,9 +308,9 @@ class Course:
         for slot in ready:
             slot.deliver(factor)
 
-    def _computed(self, carrier: Tensor, slot: Slot, entry: Entry) -> Tensor:
+    def _computed(self, carrier: Tensor, place: Place, entry: Entry) -> Tensor:
         """A result beside its gradient, in a direct call, whose carriers come one after another."""
-        total, factor = slot.total(entry.position), self._carriers.factor(carrier)
+        total, factor = place.slot.total(place.position), self._carriers.factor(carrier)
         result = torch.mul(total, factor * self._scale).to(entry.grad.dtype)
         doubtful = result.dtype != total.dtype or self._scale != 1
         self.finite = self.finite and math.isfinite(factor) and not (doubtful and not result.isfinite().all())
@@ -267,7 +332,7 @@ class Course:
         """
         lacking = self._carriers.lacking
         self._carriers.assume()
-        for slot in self.slots:
+        for slot in self.slots if self.held is None else ():
             slot.halt() if lacking else slot.drain()
         self._carriers.settle()
 

@@ -35,21 +35,22 @@ class Pending(NamedTuple):
         """Whether the result is there."""
         return bool(hvd.poll(self.handle))
 
-    def wait(self) -> Tensor:
+    def wait(self, sleep: Callable[[float], object] = time.sleep) -> Tensor:
         """Wait for the result; asleep, as Horovod's own waiting keeps its communication thread off the core."""
         begin = time.monotonic()
         while not self.done():
-            nap(begin)
+            nap(begin, sleep)
         return self.read(hvd.synchronize(self.handle))
 
 
-def nap(begin: float) -> None:
+def nap(begin: float, sleep: Callable[[float], object] = time.sleep) -> None:
     """Sleep for a moment, a longer one the longer the waiting: cores are few where ranks share a machine.
 
     Args:
         begin: When the waiting began, of ``time.monotonic``.
+        sleep: Sleeps for so many seconds; a condition's ``wait`` gives up its lock meanwhile.
     """
-    time.sleep(max(_NAP, _SHARE * (time.monotonic() - begin)))
+    sleep(max(_NAP, _SHARE * (time.monotonic() - begin)))
 
 
 def launch(message: Collective, name: str, group: Group) -> Pending:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Hashable, Iterator, Set
 from itertools import count
@@ -10,6 +11,11 @@ from typing import Any
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.torch import caller
 from hvd_compress.torch.session import Session
+
+_LOG = logging.getLogger("hvd_compress")
+
+MANY = 1000
+"""Sessions of direct calls at which a program is asked whether it means them."""
 
 
 class Sessions:
@@ -74,8 +80,17 @@ class Sessions:
         self._forget_the_dead()
 
     def begin_call(self, key: Hashable, session: Session) -> None:
-        """Add the session of a direct call."""
+        """Add the session of a direct call; it stays, as its name may come again.
+
+        Where names hold the number of the step they never do, so that memory would fill up without a word.
+        """
         self._of_calls[key] = session
+        if len(self._of_calls) == MANY and session.group.world.rank == 0:
+            _LOG.warning(
+                "direct calls of hvd.allreduce have had %d names or shapes so far: for each, what was not sent is kept"
+                " until the name comes again; take one name per tensor, without the number of the step in it",
+                MANY,
+            )
 
     def agreed(self, optimizer: Any) -> bool:
         """Whether the ranks have agreed on what this optimizer compresses, since Horovod was started."""

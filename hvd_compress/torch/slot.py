@@ -26,17 +26,17 @@ class Slot:
 
     A step fills it, runs its exchange, takes over the new state or drops it (`settle`), and ends with `close`.
 
-    Where the method lends its residual, gradients are added to it as they come. What was there before goes into the
-    memory of the gradients, which nobody reads until the results are written there: so a step that is not finite can
-    be undone, and takes no memory of its own but the sum.
+    Where the method lends its residual, the buffer is filled with residual plus gradient, and becomes the next residual
+    once the step counts. The old residual stays as it is until then, so a step is undone by not taking over its state.
+    After that its memory is the next step's buffer.
 
     Args:
         planned: The bucket and its method.
         device: Where its gradients are.
-        prefix: Of the names of its collectives.
+        prefix: Gives that of the names of its collectives.
         group: The ranks that take part.
         meter: Counts bytes and time.
-        replaces: Gradients may be overwritten from `put` on, and the results are to take their place.
+        replaces: The results are to be written to the gradients.
         all_here: Tells whether all ranks are known to take part in this step.
 
     Attributes:
@@ -49,7 +49,7 @@ class Slot:
         self,
         planned: Planned,
         device: torch.device,
-        prefix: str,
+        prefix: Callable[[], str],
         group: Group,
         meter: Meter,
         replaces: bool,
@@ -58,19 +58,20 @@ class Slot:
         self.bucket, self.method = planned.bucket, planned.method
         self.ops = torch_ops(device)
         self.state: State = self.method.init(self.ops, self.bucket, group.world.size)
-        self._prefix = f"{prefix}.{self.bucket.key}"
+        self._prefix = prefix
         self.group = group
         self._meter = meter
         self._replaces = replaces
         self._all_here = all_here
         ends = accumulate(self.bucket.sizes)
         self._spans = [slice(end - size, end) for end, size in zip(ends, self.bucket.sizes, strict=True)]
+        self._spare: Tensor | None = None
+        self._before: State | None = None
         self._reset()
 
     def _reset(self) -> None:
         self._buffer: Tensor | None = None
         self._lent: tuple[Tensor, State] | None = None
-        self._before: list[tuple[slice, Tensor]] = []
         self._grads: dict[int, Tensor] = {}
         self.narrow = False
         self._missing = set(range(len(self._spans)))
@@ -113,36 +114,36 @@ class Slot:
         if self._lent is None:
             peak = self.ops.fill(buffer, span, grad, scale)
         else:
-            peak, before = self.ops.absorb(buffer, span, grad, scale)
-            self._before.append((span, before))
+            peak = self.ops.absorb(buffer, self._lent[0], span, grad, scale)
         self._missing.remove(position)
         if not self._missing:
             self.start()
         return peak
 
     def _open(self) -> Tensor:
-        """Where the gradients of this step go."""
+        """Return the buffer that the gradients of this step go to."""
         if self._buffer is None:
+            self._before = None  # the last step cannot be undone any more
             self._lent = self.method.lend(self.state) if self._replaces and self.ops.absorbs else None
-            self._buffer = self._lent[0] if self._lent else self.ops.empty(self.bucket.numel, self.bucket.dtype)
+            spare, self._spare = self._spare, None
+            self._buffer = self.ops.empty(self.bucket.numel, self.bucket.dtype) if spare is None else spare
         return self._buffer
 
     def start(self) -> None:
         """Begin the exchange; gradients that have not come count as zero."""
         if self._running is not None:
             return
+        self._forget(self._frozen)
         buffer, state = self._open(), self.state
-        for span in [self._spans[position] for position in self._missing]:
-            if self._lent is None:
-                buffer[span].zero_()
-            else:
-                self._before.append((span, buffer[span].clone()))
+        for position in self._missing if self._lent is None else {*self._missing, *self._frozen}:
+            span = self._spans[position]
+            buffer[span] = 0 if self._lent is None else self._lent[0][span]
         if self._lent is not None:
             state = self._lent[1]
-        self.forget(self._frozen)
         exchanging = self.method.exchange(self.ops, self.bucket, buffer, state, self.group.world)
         self._running = take_branches(lower(exchanging, self.ops, self.group.world))
-        self._buffer = None
+        if self._lent is None:
+            self._buffer = None  # the method's from here on
         self._advance(None)
 
     def poll(self) -> None:
@@ -185,30 +186,34 @@ class Slot:
             return
         self._held = None
         self._meter.bytes_sent += message.array.numel() * message.array.element_size()
-        self._pending = launch(message, f"{self._prefix}.{self._round}", self.group)
+        self._pending = launch(message, f"{self._prefix()}.{self.bucket.key}.{self._round}", self.group)
         self._round += 1
 
     def settle(self, commit: bool) -> None:
         """Take over the new state; or else keep the one from before the step."""
         if commit:
             assert self._result is not None
-            self.state = self._result.state
-            self.forget(self._frozen)
-        elif self._lent is not None:
-            for span, before in self._before:
-                self._lent[0][span] = before.view(-1)
-        self._before = []
-        self._lent = None
+            self._before, self.state = self.state, self._result.state
+            self._forget(self._frozen)
+        if self._lent is not None and self._buffer is not None:
+            self._spare = self._unused(self._lent[0], self._buffer) if commit else self._buffer
+        self._lent = self._buffer = None
+
+    def _unused(self, old: Tensor, buffer: Tensor) -> Tensor:
+        """Return the one of two vectors that the new state does not hold."""
+        lent = self.method.lend(self.state)
+        return old if lent is not None and lent[0].data_ptr() == buffer.data_ptr() else buffer
+
+    def undo(self) -> None:
+        """Go back to the state from before the last step that counted; only until the next one begins."""
+        if self._before is not None:
+            self.state, self._before = self._before, None
+            self._spare = None  # it may be the residual again
 
     @property
     def can_deliver(self) -> bool:
         """Whether the sum is there, to be written in the place of the gradients."""
         return self._replaces and self._result is not None and self._result.total is not None
-
-    @property
-    def lent(self) -> bool:
-        """Whether the gradients' memory is in use until the step is settled."""
-        return self._lent is not None
 
     def fits(self, factor: float, scaled: bool) -> bool:
         """Whether the sum times a factor stays within the range of the gradients' dtypes.
@@ -257,7 +262,11 @@ class Slot:
             self._pending.wait()
 
     def forget(self, positions: Iterable[int]) -> None:
-        """Clear what is kept of some gradients, as far as it is kept coordinate by coordinate."""
+        """Clear what is kept of some gradients, as far as it is kept coordinate by coordinate; between steps."""
+        self._before = None
+        self._forget(positions)
+
+    def _forget(self, positions: Iterable[int]) -> None:
         vectors = [leaf for leaf in flatten(self.state).values() if isinstance(leaf, Tensor)]
         for position in positions:
             for vector in vectors:
@@ -265,15 +274,11 @@ class Slot:
                     vector[self._spans[position]] = 0
 
     def read(self) -> dict[str, Any]:
-        """The state as named leaves: copies in numpy, and ints. During a step, those from before it."""
-        leaves = {}
-        for path, leaf in flatten(self.state).items():
-            copy = leaf.clone() if isinstance(leaf, Tensor) else leaf
-            if self._lent is not None and leaf is self._lent[0]:
-                for span, before in self._before:
-                    copy[span] = before.view(-1)
-            leaves[path] = copy.cpu().numpy() if isinstance(copy, Tensor) else copy
-        return leaves
+        """Return the state as named leaves: copies in numpy, and ints. During a step, those from before it."""
+        return {
+            path: leaf.to("cpu", copy=True).numpy() if isinstance(leaf, Tensor) else leaf
+            for path, leaf in flatten(self.state).items()
+        }
 
     def write(self, leaves: Mapping[str, Any]) -> None:
         """Take over a state of the same structure, in the form of `read` or with tensors in the place of arrays."""
@@ -283,4 +288,4 @@ class Slot:
             else int(leaves[path])
             for path, leaf in flatten(self.state).items()
         }
-        self.state = unflatten(self.state, new)
+        self.state, self._before = unflatten(self.state, new), None

@@ -63,7 +63,7 @@ class Tuner:
         timing = search.record(now - self._ended)
         self._ended = now
         if timing is not None:
-            mine = torch.tensor(timing, dtype=torch.float64)
+            mine = torch.tensor(timing, dtype=torch.float64, device="cpu")
             search.decide(Timing(*launch(Broadcast(mine, root=0), self._name, group).wait().tolist()))
         if search.settled:
             self._search = None

@@ -1,0 +1,144 @@
+"""Which files in a folder make up a save: their names, and whether they are complete and belong together.
+
+Ranks save and load without talking to each other. What tells saves apart is what the ranks share: the number that they
+agreed on when they began to exchange gradients (`hvd_compress.agreement.check`), and their steps since.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from hvd_compress.saved import Saved, SavedSession
+
+_NAME = re.compile(r"hvd_compress-(\d{6,})-(\d{5,})-of-(\d{5,})\.npz")
+
+Moment: TypeAlias = tuple[int, int]
+"""Job and steps."""
+
+
+class File(NamedTuple):
+    """The file of a rank.
+
+    Attributes:
+        number: Of the save, counted up in the folder.
+        rank: Which rank.
+        size: How many there were.
+    """
+
+    number: int
+    rank: int
+    size: int
+
+    def path(self, folder: Path) -> Path:
+        """Return where the file is."""
+        return folder / f"hvd_compress-{self.number:06d}-{self.rank:05d}-of-{self.size:05d}.npz"
+
+    def partial(self, folder: Path) -> Path:
+        """Return where the file is while it is written."""
+        return self.path(folder).with_suffix(".partial")
+
+
+def files_in(folder: Path) -> list[File]:
+    """List the files of all saves and ranks, the newest save first."""
+    if not folder.is_dir():
+        return []
+    matches = (_NAME.fullmatch(path.name) for path in folder.iterdir())
+    return sorted((File(*map(int, match.groups())) for match in matches if match), key=lambda f: (-f.number, f))
+
+
+def number_of(older: Saved | None, mine: Saved, highest: int) -> int:
+    """Return the number under which a rank saves.
+
+    Args:
+        older: From the files with the highest number in the folder: that of this rank, otherwise that of any other;
+            None if there is none that can be read.
+        mine: What the rank saves.
+        highest: The highest number in the folder, otherwise 0.
+    """
+    if older is None or older.size != mine.size:
+        return highest + 1
+    if older.rank == mine.rank:
+        again = identity(mine) and identity(older) == identity(mine)
+    else:
+        again = _may_belong_together(older, mine)
+    return highest if again else highest + 1
+
+
+def identity(saved: Saved) -> set[tuple[str, int, int, int, int]]:
+    """Return what tells the content of a file from that of other saves; nothing if it holds no state."""
+    return {
+        (name, session.job, session.steps, session.rank, session.size)
+        for part in (saved, *saved.carried)
+        for name, session in part.sessions.items()
+    }
+
+
+def follows(mine: Saved, older: Saved) -> bool:
+    """Tell whether a save is a later one of the same job, so that all ranks have exchanged gradients in between."""
+    now, then = _of_all_ranks(mine), _of_all_ranks(older)
+    return any(now[name][0] == then[name][0] and now[name][1] > then[name][1] for name in now.keys() & then.keys())
+
+
+def _may_belong_together(a: Saved, b: Saved) -> bool:
+    """Compare the files of two ranks."""
+    ours, theirs = _of_all_ranks(a), _of_all_ranks(b)
+    both = ours.keys() & theirs.keys()
+    if (ours or theirs) and not both:
+        return False
+    # Groups of ranks that have nothing in common agree on numbers of their own.
+    names = a.sessions.keys() & b.sessions.keys() - both
+    return all(ours[name] == theirs[name] for name in both) and all(
+        a.sessions[name].steps == b.sessions[name].steps for name in names
+    )
+
+
+def _of_all_ranks(saved: Saved) -> dict[str, Moment]:
+    """Return when the sessions that all ranks take part in were saved."""
+    return {name: (s.job, s.steps) for name, s in saved.sessions.items() if s.size == saved.size}
+
+
+def flaw(found: Sequence[Saved], size: int) -> str:
+    """Tell why the files of a save cannot be loaded; empty if they can.
+
+    Args:
+        found: The files, without their arrays.
+        size: How many ranks have saved.
+    """
+    missing = sorted(set(range(size)) - {one.rank for one in found})
+    if missing:
+        ranks = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+        return f"the files of {len(missing)} of {size} ranks are missing ({ranks})"
+    known = common(found)
+    if any(map(_of_all_ranks, found)) and not _of_all_ranks(found[0]).keys() & known:
+        return "its files are of different saves"
+    return next((reason for name in sorted(known) for reason in _flaws(name, found)), "")
+
+
+def common(every: Sequence[Saved]) -> set[str]:
+    """Return the sessions that can be restored.
+
+    One of all ranks that is not in all files is that of a model which is gone: some ranks may have noticed earlier.
+    """
+    names = {name for one in every for part in (one, *one.carried) for name in part.sessions}
+    of_all = {name for one in every for name in _of_all_ranks(one)}
+    return {name for name in names if name not in of_all or all(name in one.sessions for one in every)}
+
+
+def _flaws(name: str, every: Sequence[Saved]) -> Iterator[str]:
+    """Tell what is wrong with the states of a session."""
+    groups: dict[int, list[SavedSession]] = {}
+    for one in every:
+        for part in (one, *one.carried):
+            if name in part.sessions:
+                groups.setdefault(part.sessions[name].job, []).append(part.sessions[name])
+    for sessions in groups.values():
+        steps = sorted({session.steps for session in sessions})
+        if len(steps) > 1:
+            yield f"its files are of different saves (steps {', '.join(map(str, steps))})"
+        elif sorted(session.rank for session in sessions) != list(range(sessions[0].size)):
+            yield "its files are of different jobs"
+        elif len({(session.shared, repr(session.merge)) for session in sessions}) > 1:
+            yield "the ranks had drifted apart when they saved it: what all of them keep is not equal"

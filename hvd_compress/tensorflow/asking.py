@@ -1,0 +1,176 @@
+"""Do all ranks compress the same gradients in the same way? Asked in the background, while graphs are traced.
+
+Horovod lets ranks trace their models in any order, as long as all of them run what one of them runs. A rank that waited
+for the others wherever it traces would wait for ever if they came to that model later.
+
+So ranks speak in rounds. A round happens when all have something to say: that they have traced another list of
+gradients, or that they have come to run one and still have no answer. A list is agreed on when all have named it. The
+ranks disagree if they have named other lists of what seems to be the same model, or if all of them wait.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from functools import reduce
+from operator import and_
+from typing import Any, NamedTuple
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from hvd_compress import agreement
+from hvd_compress.collectives import World
+from hvd_compress.group import Group
+from hvd_compress.tensorflow.driver import gather_bytes
+
+PATIENCE = 30.0
+"""Seconds that a rank which traces waits for what the others trace at that time: to be told of a mistake before a graph
+runs, where TensorFlow makes errors its own."""
+
+_NAME = "hvd_compress.agreement"
+
+
+class Said(NamedTuple):
+    """What a rank says in a round.
+
+    Attributes:
+        facts: From `agreement.describe`, without what is drawn anew for each list.
+        first: What the model seems to be: the smallest name of its variables, numbers included.
+        waiting: Whether the list has been named in an earlier round, and the rank cannot go on without an answer.
+    """
+
+    facts: str
+    first: str
+    waiting: bool
+
+
+class Question:
+    """Whether all ranks compress a list of gradients alike; asked when it is made.
+
+    Args:
+        facts: From `agreement.describe`.
+        first: The smallest name of the variables.
+        group: The ranks.
+    """
+
+    def __init__(self, facts: bytes, first: str, group: Group) -> None:
+        self.said = Said(json.dumps({**json.loads(facts), "job": 0}), first, waiting=False)
+        self.settled = False
+        self.error: BaseException | None = None
+        self._talk = _talk(group)
+        self._turn = self._talk.join(self)
+
+    def expect(self) -> None:
+        """Wait for the round in which it is asked, but not long.
+
+        Raises:
+            DisagreementError: If the ranks are known to disagree.
+        """
+        self._turn.join(PATIENCE)
+        if self.error is not None:
+            raise self.error
+
+    def insist(self) -> None:
+        """Wait for the answer, as long as it takes.
+
+        Raises:
+            DisagreementError: If the ranks disagree.
+        """
+        while not self.settled and self.error is None:
+            self._talk.join(self, waiting=True).join()
+        if self.error is not None:
+            raise self.error
+
+    def gate(self) -> list[Any]:
+        """What the first collectives must depend on: nothing, or, where there is no answer yet, an op that insists."""
+        if self.settled:
+            return []
+        if tf.executing_eagerly():
+            self.insist()
+            return []
+
+        def wait() -> Any:
+            self.insist()
+            return np.int32(0)
+
+        return [tf.numpy_function(wait, [], tf.int32)]
+
+
+class _Talk:
+    """The rounds of a set of ranks, of which each begins when the one before has ended."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._lock = threading.Lock()
+        self._last: threading.Thread | None = None
+        self._open: list[Question] = []  # asked, and without an answer
+        self._named: list[Counter[str]] = []  # by each rank, but not by all
+        self._forget()
+
+    def join(self, question: Question, waiting: bool = False) -> threading.Thread:
+        """Say something in a round; gives the thread that does it."""
+        with self._lock:
+            thread = threading.Thread(target=self._run, args=(self._last, question, waiting), daemon=True)
+            self._last = thread
+            thread.start()
+        return thread
+
+    def _run(self, earlier: threading.Thread | None, question: Question, waiting: bool) -> None:
+        if earlier is not None:
+            earlier.join()
+        if not waiting:
+            self._open.append(question)
+        elif question not in self._open:
+            return  # the round before had the answer
+        try:
+            self._hear(_exchange(question.said._replace(waiting=waiting), self._group))
+        except BaseException as error:  # handed on to those who wait
+            self._forget(error)
+
+    def _hear(self, said: Sequence[Said]) -> None:
+        for named, one in zip(self._named, said, strict=True):
+            named.update([] if one.waiting else [one.facts])
+        agreed = reduce(and_, self._named)
+        for named in self._named:
+            named.subtract(agreed)
+        for question in list(self._open):
+            if agreed[question.said.facts] > 0:
+                agreed[question.said.facts] -= 1
+                question.settled = True
+                self._open.remove(question)
+        alike = len({one.first for one in said}) == 1
+        if all(one.waiting for one in said) or alike:
+            agreement.check("\n".join(one.facts for one in said).encode())
+
+    def _forget(self, error: BaseException | None = None) -> None:
+        """Give up all that is open."""
+        for question in self._open:
+            question.error = error
+        self._open = []
+        self._named = [Counter() for _ in range(self._group.world.size)]
+
+
+_talks: dict[tuple[int, World], _Talk] = {}
+
+
+def _talk(group: Group) -> _Talk:
+    return _talks.setdefault((group.process_set.process_set_id, group.world), _Talk(group))
+
+
+def _exchange(mine: Said, group: Group) -> list[Said]:
+    """What all ranks say in a round.
+
+    Where all say the same, an allreduce tells: in that a rank that has joined may be missing.
+    """
+    words = np.frombuffer(hashlib.sha256(json.dumps(mine).encode()).digest(), np.uint16).astype(np.int64)
+    sums = np.concatenate([[1], words, words**2])
+    sums = hvd.mpi_ops._allreduce(tf.constant(sums), name=_NAME, op=hvd.Sum, process_set=group.process_set).numpy()
+    if (sums[0] * sums[1 + len(words) :] == sums[1 : 1 + len(words)] ** 2).all():
+        return [mine] * group.world.size
+    lines = gather_bytes(json.dumps(mine).encode() + b"\n", f"{_NAME}.said", group).splitlines()
+    return [Said(*json.loads(line)) for line in lines]

@@ -1,0 +1,131 @@
+"""Verification that all ranks compress the same gradients in the same way, without waiting in a backward pass."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from typing import NoReturn
+
+import horovod.torch as hvd
+import torch
+
+from hvd_compress import agreement
+from hvd_compress.collectives import AllReduce
+from hvd_compress.errors import DisagreementError
+from hvd_compress.group import Group
+from hvd_compress.torch import caller
+from hvd_compress.torch.driver import Pending, launch, nap
+
+PATIENCE = 2.0
+"""Seconds to wait where another rank may legally come later: it may first want something of this one."""
+
+_BITS = 24
+"""Of a digest, so that its square summed over many ranks stays within int64."""
+
+
+_LATEST: dict[tuple[int, int, str], Handshake] = {}
+"""The latest handshake of each name, by the time at which Horovod was started, process set and name."""
+
+
+class Handshake:
+    """Compares what `agreement.describe` gives on each rank, by a sum of digests.
+
+    A sum, as that is the one collective that Horovod performs when a rank has called ``hvd.join()``. For digests d_i of
+    n ranks, n sum(d_i^2) = sum(d_i)^2 holds if and only if all are equal (Cauchy-Schwarz), and every rank can tell.
+
+    Args:
+        facts: What must be equal on all ranks, from `agreement.describe`.
+        place: Where the ranks meet, in the names of collectives: the same on ranks that may have to be told that they
+            differ, and not that of another handshake at the same time.
+        group: The ranks that take part.
+        afresh: Whether this rank exchanges nothing before all agree.
+    """
+
+    def __init__(self, facts: bytes, place: str, group: Group, afresh: bool = True) -> None:
+        self.facts = facts
+        self._group = group
+        self._name = f"hvd_compress.agreement.{place}"
+        self._titles, digests = _digests(facts)
+        self._mine = [
+            1,
+            int(afresh),
+            agreement.job_of(facts),
+            *(part for digest in digests for part in (digest, digest**2)),
+        ]
+        self._sums: list[int] = []
+        self._pending: Pending | None = None
+        self._launch()
+
+    def _launch(self) -> None:
+        """Begin, unless a handshake of this name that nobody waits for any more is still on its way."""
+        place = (id(caller.incarnation()), self._group.process_set.process_set_id, self._name)
+        earlier = _LATEST.get(place)
+        if earlier is None or earlier.done():
+            _LATEST[place] = self
+            mine = torch.tensor(self._mine, dtype=torch.int64, device="cpu")
+            self._pending = launch(AllReduce(mine), self._name, self._group)
+
+    def done(self) -> bool:
+        """Whether the ranks have met."""
+        if self._pending is None and not self._sums:
+            self._launch()
+        if self._pending is not None and self._pending.done():
+            self._sums, self._pending = self._pending.wait().tolist(), None
+        return bool(self._sums)
+
+    def wait(self, patience: float = math.inf, sleep: Callable[[float], object] = time.sleep) -> bool:
+        """Wait for the other ranks, for so many seconds at most; tell whether they have come."""
+        begin = time.monotonic()
+        while not self.done() and time.monotonic() - begin < patience:
+            nap(begin, sleep)
+        return self.done()
+
+    def verify(self) -> int:
+        """Compare the ranks, once it is done.
+
+        Returns:
+            A number that these ranks have agreed on, for the states that they will save.
+
+        Raises:
+            DisagreementError: If they differ.
+        """
+        count, _, job, *sums = self._sums
+        for title, first, second in zip(self._titles, sums[::2], sums[1::2], strict=True):
+            if count * second != first**2:
+                self._refuse(title)
+        return job
+
+    @property
+    def all_afresh(self) -> bool:
+        """Whether no rank has exchanged anything before all agreed; once it is done."""
+        count, afresh, *_ = self._sums
+        return count == afresh
+
+    def _refuse(self, title: str) -> NoReturn:
+        """Ask the ranks for the facts themselves; do without if not all of them can answer any more."""
+        mine = torch.frombuffer(bytearray(self.facts), dtype=torch.uint8)
+        handle = hvd.allgather_async(mine, name=f"{self._name}.facts", process_set=self._group.process_set)
+        begin = time.monotonic()
+        while not hvd.poll(handle) and time.monotonic() - begin < PATIENCE:
+            nap(begin)
+        if hvd.poll(handle):
+            agreement.check(bytes(hvd.synchronize(handle).numpy()))
+        raise DisagreementError(
+            f"the ranks disagree on the {title}: give all ranks the same model and the same compression"
+        )
+
+
+def place_of(names: Iterable[str]) -> str:
+    """Return the meeting place of the ranks that have these parameters.
+
+    Models that differ still share their smallest name in most cases; two optimizers have no name in common.
+    """
+    return min(names, default="")
+
+
+def _digests(facts: bytes) -> tuple[list[str], list[int]]:
+    table = agreement.compared(facts)
+    return list(table), [zlib.crc32(json.dumps(fact).encode()) % 2**_BITS for fact in table.values()]
