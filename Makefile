@@ -13,12 +13,15 @@ PAGES := build/api
 export PATH := $(VENV):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test commands soak keras3 check docs fresh clean
+# Two processes; files whose tests start jobs come first, as they take longest.
+PYTEST := $(VENV)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+.PHONY: help setup demo quick test commands soak keras3 horovod-tests check docs fresh clean
 # Each target uses every core by itself, and a run of several should print one after the other.
 .NOTPARALLEL:
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-8s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-13s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Make .venv with all that is needed, Horovod included (nothing to do the second time)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || \
@@ -28,19 +31,27 @@ setup: ## Make .venv with all that is needed, Horovod included (nothing to do th
 demo: setup ## Show what the package does, on this machine
 	$(VENV)/python examples/demo.py
 
-test: setup ## Run the tests: of the package, then under horovodrun with 2 and 3 ranks
-	$(VENV)/python -m pytest -n 2 --dist loadfile
+quick: setup ## Run the tests that start no job and load no TensorFlow (less than 90 s)
+	$(PYTEST) --quick
+
+test: setup ## Run all tests: under horovodrun with 2 and 3 ranks, then all others (15 minutes)
 	$(VENV)/python tests/parallel/run.py
+	$(PYTEST)
 
 commands: setup ## Run all commands of the documents, on little data (10 minutes, as root for emulated hosts)
 	$(VENV)/python -m pytest -n 2 tests/commands
 
-soak: setup ## Long jobs with faults: ranks that are killed, stall or join, 5,000 steps (less than 20 minutes)
+soak: setup ## Run long jobs with faults, 300 random schedules of faults, and the longest tests (an hour)
 	$(VENV)/python tests/soak/run.py
+	$(VENV)/python tests/parallel/run.py soak
 
 keras3: ## Run the tests of hvd_compress.keras on Keras 3, in .venv-keras3, which it makes
 	@$(PYTHON) tools/setup_env.py keras3
 	$(CURDIR)/.venv-keras3/bin/python tests/keras3/run.py
+
+horovod-tests: setup ## Run Horovod's own tests with our compression (HOROVOD=path/to/a/checkout)
+	@test -n "$(HOROVOD)" || { echo "horovod-tests: name a checkout of Horovod: make $@ HOROVOD=path" >&2; exit 2; }
+	$(VENV)/python tools/horovod_tests.py $(HOROVOD)
 
 check: setup ## Lint, check the types, and build the wheel and the sdist
 	$(VENV)/ruff check

@@ -1,50 +1,95 @@
-"""One spec or more of every method, as users write them, for the tests on real Horovod."""
+"""The forms of every method, and the specs that tests make of them, as users write them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import fields
+from functools import cache
+
 import numpy as np
-from worlds import Arr
+from worlds import Arr, bucket_of, normal
 
 from hvd_compress import parse
-from hvd_compress.methods.base import Method
+from hvd_compress.collectives import Collective
+from hvd_compress.local import lockstep
+from hvd_compress.methods import REGISTRY
+from hvd_compress.methods.base import Method, Wrapper
+from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.policy import by_name, phases
 
+FORMS = {
+    "topk": ["values=fp16"],
+    "randomk": ["unbiased=on"],
+    "qsgd": ["bits=3,norm=l2", "twoway=on"],
+    "terngrad": ["clip=0"],
+    "onebit": ["twoway=on"],
+    "signsgd": ["twoway=off"],
+    "efsignsgd": ["twoway=on"],
+    "int8": ["bits=16"],
+    "thc": ["rotation=full,clip=0", "rotation=none", "levels=table,clip=0", "overflow=saturate"],
+    "powersgd": ["target_ratio=3,iterations=2"],
+}
+"""What methods can be told besides how much to send. Each method is there without any of it, too."""
+
+INSTEAD = {"rotation=full": "block", "target_ratio": "rank"}
+"""Beginnings of forms, and what they take the place of."""
+
+
+def specs(**scale: float) -> list[str]:
+    """Return a spec of every form of every method.
+
+    Args:
+        **scale: Hyper-parameters that say how much is sent, for the methods that have them.
+    """
+    found = []
+    for name, method in REGISTRY.items():
+        own = {field.name for field in fields(method)}  # type: ignore[arg-type]
+        for form in ["", *FORMS.get(name, [])]:
+            without = {option for begin, option in INSTEAD.items() if form.startswith(begin)}
+            options = [f"{option}={value}" for option, value in scale.items() if option in own - without]
+            found.append(":".join(filter(None, [name, ",".join(filter(None, [*options, form]))])))
+    return found
+
+
+def bare(spec: str) -> Method:
+    """Return the method of a spec without what is kept between steps."""
+    method = parse(spec).core
+    return method.inner if isinstance(method, Wrapper) else method
+
+
+@cache
+def way(spec: str) -> tuple[tuple[str, str, bool], ...]:
+    """Return how a method communicates: each kind of message, its dtype, and whether ranks send different lengths."""
+    method, ops, bucket = bare(spec), NumpyOps(), bucket_of((20, 30), (7,))
+    sent: dict[tuple[str, str, bool], None] = {}
+
+    def note(message: Collective) -> None:
+        ragged = getattr(message, "ragged", False)
+        sent[type(message).__name__, str(np.asarray(message.array).dtype), ragged] = None
+
+    lockstep(ops, method, bucket, normal(bucket, 2), [method.init(ops, bucket, 2) for _ in range(2)], note)
+    return tuple(sent)
+
+
+def each_way(chosen: Iterable[str], by_method: bool = True) -> list[str]:
+    """Return the first spec for each way to communicate, of each method or of all."""
+    first: dict[object, str] = {}
+    for spec in chosen:
+        first.setdefault((spec.partition(":")[0] if by_method else "", way(spec)), spec)
+    return list(first.values())
+
+
 SPECS = [
-    "none",
-    "fp16",
+    *each_way(specs(ratio=0.05, threshold=2, rank=2)),
     "fp16:feedback=on",
-    "bf16",
-    "topk:ratio=0.05",
     "topk:ratio=0.05,values=fp16,feedback=ef21",
     "topk:ratio=0.05,every=2",
     "topk:ratio=0.05,delay=2",
     "topk:ratio=0.05,momentum=0.5,nesterov=on",
-    "threshold:threshold=2",
-    "dgc:ratio=0.05",
-    "sidco:ratio=0.05",
-    "gtopk:ratio=0.05",
-    "randomk:ratio=0.05",
-    "blockk:ratio=0.05",
-    "topkc:ratio=0.05,chunk=16",
-    "scalecom:ratio=0.05",
-    "qsgd",
     "qsgd:bits=3,twoway=on",
-    "terngrad",
-    "natural",
-    "onebit",
-    "onebit:twoway=on",
-    "signsgd",
-    "signum",
-    "efsignsgd",
-    "efsignsgd:twoway=on",
-    "int8",
-    "thc",
     "thc:rotation=full,overflow=saturate",
-    "loco",
-    "powersgd:rank=2",
-    "acpsgd:rank=2",
-    "homomorphic",
 ]
+"""For tests on real Horovod: every way to communicate of every method, and every kind of memory."""
 
 EACH_KIND = [
     "bf16",

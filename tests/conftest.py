@@ -1,19 +1,90 @@
-"""Set-up of all tests."""
+"""Set-up of all tests: what ``make quick`` leaves out, and what a machine may lack."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 
+import launching
+import pytest
 from hypothesis import settings
+from needs import NEEDS
 
 # Small arrays: threads would wait for each other more than they work. Before any framework is loaded.
 for variable in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
     os.environ.setdefault(variable, "1")
 
-# How long an example takes depends on the machine and on what else it does.
-settings.register_profile("patient", deadline=None)
+# How long an example takes depends on the machine and on what else it does; which examples, on nothing.
+settings.register_profile("patient", deadline=None, derandomize=True)
 settings.load_profile("patient")
 
 # A shell starts jobs in the background with Ctrl-C ignored, and all that these start would ignore it, too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+SLOW_FILE = re.compile(r"^pytestmark = pytest\.mark\.(?:jobs|tensorflow)$", re.MULTILINE)
+"""The line of a file that ``make quick`` leaves out as a whole."""
+
+LEFT_OUT = ("slow", "jobs", "tensorflow", "needs")
+"""Marks of tests that ``make quick`` leaves out."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of ``make quick``."""
+    parser.addoption("--quick", action="store_true", help=f"leave out tests marked {', '.join(LEFT_OUT)}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Notice a test that starts a job and lacks its mark."""
+    if config.getoption("quick"):
+        launching.run = launching.horovodrun = refused  # type: ignore[assignment]
+
+
+def refused(*_: object, **__: object) -> None:
+    """Stand in for what starts jobs."""
+    pytest.fail("make quick starts no job: mark this test with pytest.mark.jobs")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files without importing them: TensorFlow takes long to load."""
+    quick = config.getoption("quick") and collection_path.suffix == ".py"
+    return True if quick and SLOW_FILE.search(collection_path.read_text()) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out single tests, and put files with jobs first: two processes end at about the same time so."""
+    if config.getoption("quick"):
+        left_out = [item for item in items if any(map(item.get_closest_marker, LEFT_OUT))]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+    items.sort(key=lambda item: not item.get_closest_marker("jobs"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Notice a test that loads TensorFlow and lacks its mark."""
+    yield
+    if item.config.getoption("quick") and sys.modules.get("tensorflow"):
+        pytest.fail("make quick has loaded TensorFlow: mark this test, or one before it, with pytest.mark.tensorflow")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs what is not there. CI has all of it: there the test fails."""
+    for name in (name for mark in item.iter_markers("needs") for name in mark.args):
+        if not NEEDS[name].met():
+            (pytest.fail if os.environ.get("CI") else pytest.skip)(f"needs {NEEDS[name].name}: {NEEDS[name].cure}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line which tests were skipped, and how to run them."""
+    reasons = [str(report.longrepr) for report in terminalreporter.getreports("skipped")]
+    counts = Counter(need for need in NEEDS.values() for reason in reasons if f"needs {need.name}: " in reason)
+    told = [f"{count} for want of {need.name} ({need.cure})" for need, count in counts.items()]
+    if told:
+        terminalreporter.write_line(f"Tests not run: {'; '.join(told)}", yellow=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_compress import checkpoint
+from hvd_compress.collectives import World
 from hvd_compress.errors import StateError
-from hvd_compress.saved import Saved, SavedSession
+from hvd_compress.saved import Loaded, Saved, SavedSession
 
 LEAVES: dict[str, Any] = {
     "residual": np.arange(6, dtype=np.float32),
@@ -23,17 +25,31 @@ LEAVES: dict[str, Any] = {
 }
 
 
-def saved(rank: int = 0, size: int = 2, steps: int = 5) -> Saved:
-    return Saved("topk", rank, size, {"m": SavedSession(rank, size, steps, {"b0": LEAVES, "b1": {}})})
+def saved(rank: int = 0, size: int = 2, steps: int = 5, job: int = 7, leaves: dict[str, Any] = LEAVES) -> Saved:
+    return Saved("topk", rank, size, {"m": SavedSession(rank, size, steps, {"b0": leaves, "b1": {}}, job=job)})
+
+
+def save_all(folder: Path, size: int = 2, steps: int = 5, job: int = 7) -> list[Path]:
+    return [checkpoint.save(folder, saved(rank, size, steps, job)) for rank in range(size)]
+
+
+def loaded(folder: Path, rank: int = 0, size: int = 2) -> list[tuple[int, int, int]]:
+    """Rank, steps and job of what a rank gets."""
+    got = [session for one in checkpoint.load(folder, rank, size) for session in one.sessions.values()]
+    return [(session.rank, session.steps, session.job) for session in got]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path / "new" / "folder", saved())
-    assert [p.name for p in path.parent.iterdir()] == ["hvd_compress-00000-of-00002.npz"]
+    assert names(path.parent) == ["hvd_compress-000001-00000-of-00002.npz"]
     back = checkpoint.read(path)
     assert back._replace(sessions={}) == saved()._replace(sessions={})
     session = back.sessions["m"]
-    assert session._replace(buckets={}) == SavedSession(0, 2, 5, {})
+    assert session._replace(buckets={}) == SavedSession(0, 2, 5, {}, job=7)
     assert session.buckets["b1"] == {}
     for name, leaf in LEAVES.items():
         np.testing.assert_array_equal(session.buckets["b0"][name], leaf)
@@ -41,21 +57,158 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
 
 
 def test_the_files_of_all_ranks_are_read_where_the_number_differs(tmp_path: Path) -> None:
-    for rank in range(2):
-        checkpoint.save(tmp_path, saved(rank))
+    save_all(tmp_path)
     assert [s.rank for s in checkpoint.load(tmp_path, 1, 2)] == [1]
     assert [s.rank for s in checkpoint.load(tmp_path, 3, 4)] == [0, 1]
 
 
-def test_incomplete_and_mixed_folders(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="no state found in"):
-        checkpoint.load(tmp_path, 0, 1)
+def test_a_folder_without_a_complete_save_is_refused_with_the_cure(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "not there"):
+        with pytest.raises(
+            StateError, match=r"holds no state that compression\.save has written.*give the folder that"
+        ):
+            checkpoint.load(folder, 0, 2)
     checkpoint.save(tmp_path, saved(1))
-    with pytest.raises(StateError, match=r"hvd_compress-00000-of-00002\.npz cannot be read: No such file"):
-        checkpoint.load(tmp_path, 0, 1)
+    for rank in range(2):
+        with pytest.raises(StateError, match=r"the files of 1 of 2 ranks are missing \(0\).*into one shared folder"):
+            checkpoint.load(tmp_path, rank, 2)
     checkpoint.save(tmp_path, saved(0, size=3))
-    with pytest.raises(StateError, match="states of several numbers of ranks found"):
-        checkpoint.load(tmp_path, 0, 1)
+    with pytest.raises(StateError, match=r"2 of 3 ranks are missing \(1, 2\); save 1 .* 1 of 2 ranks are missing"):
+        checkpoint.load(tmp_path, 0, 2)
+
+
+def test_a_save_that_was_broken_off_is_skipped_by_all_ranks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_all(tmp_path, steps=5)
+    checkpoint.save(tmp_path, saved(0, steps=9))
+    assert [loaded(tmp_path, rank) for rank in range(2)] == [[(0, 5, 7)], [(1, 5, 7)]]
+    assert "skipped save 2 (hvd_compress-000002-*-of-00002.npz): the files of 1 of 2" in caplog.text
+    assert caplog.text.count("going on from save 1") == 2
+
+
+def test_files_of_different_jobs_never_mix(tmp_path: Path) -> None:
+    """Rank 0 was killed after its file; the new job comes to the same step, and other ranks come first."""
+    save_all(tmp_path, steps=5)
+    checkpoint.save(tmp_path, saved(0, steps=9))
+    checkpoint.save(tmp_path, saved(1, steps=9, job=8))
+    assert loaded(tmp_path) == [(0, 5, 7)]
+    checkpoint.save(tmp_path, saved(0, steps=9, job=8))
+    assert [loaded(tmp_path, rank) for rank in range(2)] == [[(0, 9, 8)], [(1, 9, 8)]]
+
+
+def test_files_that_were_copied_together_are_refused(tmp_path: Path) -> None:
+    for part, content in (("a", {"steps": 5}), ("b", {"steps": 9}), ("c", {"job": 8})):
+        save_all(tmp_path / part, **content)
+    for part, words in (("b", r"different saves \(steps 5, 9\)"), ("c", "different jobs")):
+        one = checkpoint.save(tmp_path / "a", saved(1))
+        one.write_bytes((tmp_path / part / one.name).read_bytes())
+        for rank, size in ((0, 2), (1, 2), (0, 1), (2, 3)):
+            with pytest.raises(StateError, match=words):
+                checkpoint.load(tmp_path / "a", rank, size)
+        one.unlink()
+
+
+def test_ranks_that_had_drifted_apart_are_refused(tmp_path: Path) -> None:
+    for rank in range(2):
+        one = saved(rank)
+        session = one.sessions["m"]._replace(shared=rank)
+        checkpoint.save(tmp_path, one._replace(sessions={"m": session}))
+    with pytest.raises(StateError, match="the ranks had drifted apart when they saved it"):
+        checkpoint.load(tmp_path, 0, 2)
+
+
+def test_only_what_is_out_of_date_is_removed(tmp_path: Path) -> None:
+    """The last complete save and other people's files stay; files of more ranks than there are now go, too."""
+    others = ["hvd_compress-1-of-2.npz", "model.npz", "hvd_compress-000001-00000-of-00002.npz.bak"]
+    for name in others:
+        (tmp_path / name).write_bytes(b"mine")
+    save_all(tmp_path, size=3, steps=1)
+    save_all(tmp_path, steps=5)
+    checkpoint.save(tmp_path, saved(0, steps=9))
+    assert loaded(tmp_path) == [(0, 5, 7)]
+    checkpoint.save(tmp_path, saved(1, steps=9))
+    assert {path.partition("-of-")[0] for path in names(tmp_path) if path not in others} == {
+        f"hvd_compress-{save:06}-{rank:05}" for save in (2, 3) for rank in range(2)
+    }
+    assert all((tmp_path / name).read_bytes() == b"mine" for name in others)
+
+
+def test_an_incomplete_save_never_replaces_a_complete_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As on disks of their own, or if only rank 0 saves: files pile up, and a warning says why."""
+    save_all(tmp_path, steps=1)
+    for steps in (5, 9, 13):
+        checkpoint.save(tmp_path, saved(0, steps=steps))
+    assert loaded(tmp_path, 1) == [(1, 1, 7)]
+    assert "save 3 in" in caplog.text and "all ranks must save at the same steps, into one shared folder" in caplog.text
+
+
+def test_saving_twice_is_saving_once(tmp_path: Path) -> None:
+    first = save_all(tmp_path)
+    assert save_all(tmp_path) == first
+    changed = saved(0, leaves={**LEAVES, "residual": np.zeros(6, np.float32)})
+    assert checkpoint.save(tmp_path, changed) not in first, "a complete save is never overwritten"
+    assert loaded(tmp_path) == [(0, 5, 7)]
+
+
+@pytest.mark.parametrize("name", ["replace", "fsync"])
+def test_killed_while_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Before the file is in its place, so that a part is left; in the next save, which removes the part."""
+    save_all(tmp_path, steps=5)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, name, interrupted)
+        for rank in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                checkpoint.save(tmp_path, saved(rank, steps=9))
+    assert len(list(tmp_path.glob("*.partial"))) == 2
+    assert loaded(tmp_path, 1) == [(1, 5, 7)]
+    save_all(tmp_path, steps=7, job=8)
+    assert loaded(tmp_path, 1) == [(1, 7, 8)]
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_groups_of_ranks_save_together(tmp_path: Path) -> None:
+    """Two pairs of ranks that never meet, with numbers of their own."""
+
+    def part(rank: int, steps: int) -> Saved:
+        return Saved("topk", rank, 4, {"m": SavedSession(rank % 2, 2, steps, {}, job=10 + rank // 2)})
+
+    for steps in (3, 6):
+        for rank in (2, 0, 3, 1):
+            checkpoint.save(tmp_path, part(rank, steps))
+    checkpoint.save(tmp_path, part(1, 9))
+    assert [loaded(tmp_path, rank, 4) for rank in range(4)] == [[(rank % 2, 6, 10 + rank // 2)] for rank in range(4)]
+
+
+def test_a_model_that_is_gone_on_some_ranks(tmp_path: Path) -> None:
+    """Which rank has collected it first depends on its garbage collector: nobody restores it."""
+    old = {"old": SavedSession(0, 2, 3, {}, job=6)}
+    checkpoint.save(tmp_path, saved(0)._replace(sessions={**saved(0).sessions, **old}))
+    checkpoint.save(tmp_path, saved(1))
+    assert [loaded(tmp_path, rank) for rank in range(2)] == [[(0, 5, 7)], [(1, 5, 7)]]
+
+
+def test_states_that_wait_are_carried_on(tmp_path: Path) -> None:
+    """Saved by 3 ranks, loaded and saved again without a step by 1 rank and by 2, loaded by 3."""
+    save_all(tmp_path / "3", size=3)
+    before = tmp_path / "3"
+    for size in (1, 2):
+        for rank in range(size):
+            waiting = Loaded()
+            waiting.put(checkpoint.load(before, rank, size), "topk")
+            for _ in range(2):
+                checkpoint.save(tmp_path / str(size), waiting.join("topk", World(rank, size), {}))
+        before = tmp_path / str(size)
+    assert [path.name.split("-")[1] for path in before.iterdir()] == ["000001"] * 2
+    for rank in range(3):
+        waiting = Loaded()
+        waiting.put(checkpoint.load(before, rank, 3), "topk")
+        (name,) = waiting.names()
+        own = waiting.join("topk", World(rank, 3), {})
+        assert (own.sessions[name].rank, own.carried) == (rank, ())
+        np.testing.assert_array_equal(own.sessions[name].buckets["b0"]["residual"], LEAVES["residual"])
 
 
 class Trap:
@@ -71,14 +224,16 @@ class Trap:
     ids=["empty", "text", "zip", "pickle", "trap", "npy"],
 )
 def test_foreign_files(tmp_path: Path, content: bytes) -> None:
-    path = checkpoint.file_of(tmp_path, 0, 2)
+    path = checkpoint.save(tmp_path, saved(0, size=1))
     path.write_bytes(content)
+    with pytest.raises(StateError, match=r"no save in .* is complete: save 1 \(.* is damaged, or is not a state"):
+        checkpoint.load(tmp_path, 0, 1)
     with pytest.raises(StateError, match=r"is damaged, or is not a state that compression\.save has written"):
         checkpoint.read(path)
 
 
 def test_archives_of_others(tmp_path: Path) -> None:
-    path = checkpoint.file_of(tmp_path, 0, 2)
+    path = tmp_path / "hvd_compress-000001-00000-of-00002.npz"
     with path.open("wb") as file:
         np.savez(file, weights=np.ones(3))
     with pytest.raises(StateError, match="is damaged, or is not a state"):
@@ -87,8 +242,8 @@ def test_archives_of_others(tmp_path: Path) -> None:
         np.savez(file, header=np.array([Trap()], dtype=object))
     with pytest.raises(StateError, match="is damaged, or is not a state"):
         checkpoint.read(path)
-    path.write_bytes(checkpoint.dump({}, {"format": "hvd_compress/99"}))
-    with pytest.raises(StateError, match="expected a dict with format='hvd_compress/1'"):
+    path.write_bytes(checkpoint.dump({}, {"format": "hvd_compress/1"}))
+    with pytest.raises(StateError, match=r"has format='hvd_compress/1', and this version .* start without it"):
         checkpoint.read(path)
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import importlib
+import pickle
+from collections.abc import Callable
+from typing import Any
 
-from hvd_compress import parse
+import pytest
+from catalogue import COMPOSED, SPECS
+
+from hvd_compress import LocalWorld, parse
 from hvd_compress.errors import SpecError
-from hvd_compress.face import Catalogue
+from hvd_compress.face import Catalogue, Made
 from hvd_compress.merging import Merge
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method
@@ -32,10 +38,84 @@ def test_misspelt() -> None:
         COMPRESSION.powrsgd  # noqa: B018
     with pytest.raises(SpecError, match="did you mean 'ratio'"):
         COMPRESSION.topk(ratoi=0.1)
-    with pytest.raises(SpecError, match=r"Compression.topk was given 0.1 without a name: write topk\(name=0.1\)"):
-        COMPRESSION.topk(0.1)
     with pytest.raises(SpecError, match="merge='no' is not allowed"):
         COMPRESSION.topk(merge="no")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "key"),
+    [
+        ("topk", 0.1, "ratio"),
+        ("topk", "fp16", "values"),
+        ("powersgd", 2, "rank"),
+        ("qsgd", 4, "bits"),
+        ("bf16", True, "twoway"),
+    ],
+)
+def test_a_value_without_a_name_is_told_the_name_it_needs(name: str, value: object, key: str) -> None:
+    cure = rf"Compression.{name} was given {value!r} without a name: write {name}\({key}={value!r}\)"
+    with pytest.raises(SpecError, match=cure):
+        getattr(COMPRESSION, name)(value)
+    assert getattr(COMPRESSION, name)(**{key: value})
+
+
+def test_a_value_that_no_parameter_may_have() -> None:
+    with pytest.raises(SpecError, match="was given None without a name: `hvd-compress methods topk` lists the names"):
+        COMPRESSION.topk(None)
+
+
+@pytest.mark.parametrize("method", [None, 7, COMPRESSION.topk])
+def test_what_is_no_method(method: Any) -> None:
+    uses: list[Callable[[], object]] = [
+        lambda: COMPRESSION.parse(method),
+        lambda: COMPRESSION.by_name({"*": method}),
+        lambda: COMPRESSION.phases({0: method}),
+        lambda: LocalWorld(method, 2),
+    ]
+    for use in uses:
+        with pytest.raises(SpecError, match=r"a spec is a string such as 'topk:ratio=0\.01', not "):
+            use()
+
+
+class Compressor(Made):
+    """One without a framework."""
+
+    def __init__(self, method: Method, merge: Merge) -> None:
+        self.method, self.merge, self.steps = method, merge, 0
+
+
+READY = Catalogue(Compressor)
+
+
+def test_what_is_ready_may_be_called() -> None:
+    assert READY.fp16() is READY.fp16 and READY.none() is READY.none
+    assert READY.fp16(feedback=True, merge=2).method == parse("fp16:feedback=on")
+    with pytest.raises(SpecError, match=r"fp16 was given 0\.1 without a name"):
+        READY.fp16(0.1)
+    with pytest.raises(SpecError, match="is a compressor already: pass it as it is"):
+        READY.topk()()
+
+
+@pytest.mark.parametrize("method", [*SPECS, *COMPOSED.values()], ids=[*SPECS, *COMPOSED])
+def test_a_compressor_is_pickled_as_a_new_one(method: str | Method) -> None:
+    old = READY.parse(method, merge="layer")
+    old.steps = 5
+    new = pickle.loads(pickle.dumps(old))
+    assert (new.method, new.merge, new.steps) == (old.method, "layer", 0)
+
+
+@pytest.mark.parametrize("framework", ["torch", pytest.param("tensorflow", marks=pytest.mark.tensorflow)])
+@pytest.mark.parametrize("name", ["pickle", "cloudpickle"])
+def test_programs_may_take_compressors_with_them(framework: str, name: str) -> None:
+    """To other processes, by Ray or ``horovod.run``."""
+    compression, pickler = (
+        importlib.import_module(f"hvd_compress.{framework}").Compression,
+        importlib.import_module(name),
+    )
+    for old in (compression.topk(ratio=0.1, merge=3), compression.parse(COMPOSED["by_name"]), compression.fp16):
+        new = pickler.loads(pickler.dumps(old))
+        assert repr(new) == repr(old) and new is not old and new.stats().steps == 0
+    assert repr(pickler.loads(pickler.dumps(compression)).int8()) == repr(compression.int8())
 
 
 def test_a_factory_that_was_not_called_says_so() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,7 @@ LAYERS = [
     ["merging", "state", "stats"],
     ["redistribution", "search"],
     ["saved"],
+    ["saves"],
     ["checkpoint"],
     ["local", "agreement", "face"],
     ["elastic"],
@@ -56,6 +58,7 @@ LAYERS = [
 """From the bottom up: a module may import from its own entry and from the rows below. The package itself is on top."""
 
 
+@functools.cache
 def modules() -> dict[str, Path]:
     """All modules of the package, by their name within it."""
     found = {}
@@ -65,6 +68,7 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@functools.cache
 def imported(path: Path) -> set[str]:
     """What a file imports, at any depth of the code."""
     names: set[str] = set()

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from launching import run
 
+pytestmark = pytest.mark.jobs
+
 TESTS = Path(__file__).resolve().parent
 
 # Containers run tests as root.
@@ -21,7 +23,7 @@ def mpirun(ranks: int, job: Path, *arguments: str) -> str:
     launcher = ["mpirun", "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", "-n", str(ranks)]
     path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
     program = [sys.executable, "-W", "error", "-m", "mpi4py", str(job), *arguments]
-    result = run([*launcher, *program], timeout=120, environment={**AS_ROOT, "PYTHONPATH": path})
+    result = run([*launcher, *program], timeout=300, environment={**AS_ROOT, "PYTHONPATH": path})
     assert result.returncode == 0, f"mpirun ended with {result.returncode}:\n{result.stdout}"
     return result.stdout
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from launching import horovodrun
 
+pytestmark = pytest.mark.jobs
+
 JOBS = Path(__file__).resolve().parent / "resume"
 SPECS = ["topk:ratio=0.01", "randomk:ratio=0.05", "int8", "powersgd:rank=2", "topk:ratio=0.01,start=5,warmup=20"]
 FEW = SPECS[-2:]
@@ -22,3 +24,10 @@ def test_saved_at_20_and_gone_on_to_40(
     for part in ("first", "second"):
         job = horovodrun(ranks, controller, JOBS / f"{framework}_job.py", part, tmp_path, *specs)
         assert job.stdout.count(f"{part} done on rank") == ranks
+
+
+def test_a_job_of_one_rank_carries_on_what_two_have_saved(tmp_path: Path) -> None:
+    """Horovod does not call its compression there, so nothing is dealt out; two ranks go on with it again."""
+    for ranks, part in ((2, "first"), (1, "alone"), (2, "second")):
+        job = horovodrun(ranks, "gloo", JOBS / "alone_job.py", part, tmp_path)
+        assert job.stdout.count(f"{part} done") == ranks

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from hvd_compress.bucket import Bucket, Shape
 from hvd_compress.collectives import State
@@ -15,7 +16,10 @@ from hvd_compress.state import flatten
 
 Arr = npt.NDArray[Any]
 
-FRAMEWORKS = ["numpy", "torch", "tensorflow"]
+COMPILED = ["torch", pytest.param("tensorflow", marks=pytest.mark.tensorflow)]
+"""Those that are compared with numpy."""
+
+FRAMEWORKS = ["numpy", *COMPILED]
 
 
 def ops_of(framework: str) -> Ops:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +16,7 @@ from hvd_compress.cluster import Cluster, job, network
 from hvd_compress.cluster.rates import bits_per_second
 from hvd_compress.errors import ClusterError
 
-able = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unshare")))
-for_real = pytest.mark.skipif(not able, reason="emulated hosts need root, and ip and tc")
+for_real = pytest.mark.needs("hosts")
 
 SENT = 1_000_000
 
@@ -87,7 +85,7 @@ def test_the_rate_is_in_force_both_ways_and_can_be_changed(cluster: Cluster) -> 
 @for_real
 def test_hosts_reach_each_other_through_the_limit(cluster: Cluster) -> None:
     before = cluster.traffic()
-    ended = cluster.launch([sys.executable, "-c", TRANSFER], timeout=60)
+    ended = cluster.launch([sys.executable, "-c", TRANSFER], timeout=300)
     assert [(one.host, one.code, one.output) for one in ended] == [
         ("h1", 0, "received by h1\n"),
         ("h2", 0, "sent by h2\n"),
@@ -103,7 +101,7 @@ def test_hosts_reach_each_other_through_the_limit(cluster: Cluster) -> None:
 @for_real
 def test_horovod_runs_across_them(cluster: Cluster) -> None:
     before = cluster.traffic()
-    ended = cluster.launch([sys.executable, "-c", ALLREDUCE], timeout=120)
+    ended = cluster.launch([sys.executable, "-c", ALLREDUCE], timeout=300)
     assert [(one.code, one.output) for one in ended] == [(0, f"{rank} 0 2 [3.0]\n") for rank in range(2)]
     for was, now in zip(before, cluster.traffic(), strict=True):
         assert now.sent - was.sent > 400_000
@@ -119,7 +117,7 @@ def test_a_host_sees_nothing_else(cluster: Cluster) -> None:
 @for_real
 def test_the_first_that_fails_ends_the_others(cluster: Cluster) -> None:
     program = "import os, sys, time; sys.exit('I gave up' if os.environ['HOROVOD_RANK'] == '1' else time.sleep(20))"
-    waiting, failed = cluster.launch([sys.executable, "-c", program], timeout=60)
+    waiting, failed = cluster.launch([sys.executable, "-c", program], timeout=300)
     assert (failed.code, failed.output) == (1, "I gave up\n")
     assert waiting.code == -signal.SIGTERM
 
@@ -191,7 +189,7 @@ def test_ctrl_c_leaves_nothing() -> None:
     parent, name = start()
     assert len(remains(name)) == 5
     parent.send_signal(signal.SIGINT)
-    _, said = parent.communicate(timeout=60)
+    _, said = parent.communicate(timeout=300)
     assert "KeyboardInterrupt" in said
     assert remains(name) == []
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from docs.documents import ROOT, Block, blocks
@@ -24,8 +23,6 @@ SMALL = {
 }
 """What makes a command short: options that are named twice have their last value."""
 
-able = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unshare")))
-
 
 def run_command(words: list[str], folder: Path) -> None:
     """Run the command; its output is in the message if it fails."""
@@ -34,10 +31,13 @@ def run_command(words: list[str], folder: Path) -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-@pytest.mark.parametrize("words", [one for one in MINE if len(one) > len(name_of(one))], ids=" ".join)
+def case(words: list[str]) -> Any:
+    """A command, with what it needs of the machine."""
+    return pytest.param(words, marks=[pytest.mark.needs("hosts")] if "--hosts" in words else [], id=" ".join(words))
+
+
+@pytest.mark.parametrize("words", [case(one) for one in MINE if len(one) > len(name_of(one))])
 def test_commands_run(words: list[str], tmp_path: Path) -> None:
-    if "--hosts" in words and not able:
-        pytest.skip("emulated hosts need root, and ip and tc")
     (tmp_path / "mine.py").write_text(own_task().text)
     asked = fewer([STAND_INS.get(word, word) for word in words])
     if "fashion" in words:
@@ -61,7 +61,7 @@ def test_the_study_of_boundaries_runs(tmp_path: Path) -> None:
     assert told[1].stderr == ""  # nothing is done again
 
 
-@pytest.mark.skipif(not able, reason="emulated hosts need root, and ip and tc")
+@pytest.mark.needs("hosts")
 def test_pipelines_on_emulated_hosts_run(tmp_path: Path) -> None:
     program, folder = ROOT / "examples" / "pytorch" / "pipeline_speed.py", write_images(tmp_path)
     few = ["--train", "64", "--test", "32", "--batch", "16", "--epochs", "1", "--width", "4", "--data", str(folder)]

@@ -59,7 +59,7 @@ def test_all_methods_in_commands_are_known() -> None:
 
 
 def test_targets_of_make_exist() -> None:
-    targets = set(re.findall(r"^([a-z0-9]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {target for command in COMMANDS if command.startswith("make ") for target in command.split()[1:]} <= targets
 
 
@@ -69,7 +69,9 @@ def test_extras_exist() -> None:
     assert {extra for names in named for extra in names.split(",")} <= set(extras)
 
 
-LAUNCHED = [one for one in COMMANDS if re.match(r"(?:horovodrun|mpirun) .*python ", one)]
+JOBS = [one for one in COMMANDS if re.match(r"(?:horovodrun|mpirun) .*python ", one)]
+LAUNCHED = [one for one in JOBS if not any({*one.split()} < {*other.split()} for other in JOBS)]
+"""All jobs, but those of which another has every option."""
 
 ON_THIS_MACHINE = {
     r"-(np?) \d+": r"-\1 2",
@@ -89,6 +91,7 @@ SMALL = {
 """What makes a job short; others have one epoch."""
 
 
+@pytest.mark.jobs
 @pytest.mark.parametrize("command", LAUNCHED)
 def test_jobs_run(command: str, tmp_path: Path) -> None:
     """With two ranks and for one epoch; ``train.py`` is the shortest example."""

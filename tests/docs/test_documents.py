@@ -61,6 +61,7 @@ def test_blocks_of_yaml_can_be_read() -> None:
     assert [document["kind"] for document in found] == ["MPIJob"]
 
 
+@pytest.mark.jobs
 def test_every_block_of_python_runs(tmp_path: Path) -> None:
     """In a job of two ranks."""
     found = horovodrun(2, "mpi", Path(__file__).with_name("block_job.py"), tmp_path)
@@ -69,6 +70,7 @@ def test_every_block_of_python_runs(tmp_path: Path) -> None:
             assert found.stdout.count(f"{block} ran on rank") == 2, block
 
 
+@pytest.mark.jobs
 def test_blocks_that_start_a_job_run(tmp_path: Path) -> None:
     """What they print is what stands beside it."""
     for number, block in enumerate(filter(starts_a_job, blocks("python"))):

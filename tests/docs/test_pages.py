@@ -6,7 +6,10 @@ import importlib
 import subprocess
 from pathlib import Path
 
+import pytest
 from docs.documents import ROOT
+
+pytestmark = pytest.mark.jobs
 
 MODULES = [""] + [
     f".{name}" for name in ("torch", "tensorflow", "keras", "mpi", "lab", "pipeline.torch", "pipeline.tensorflow")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.jobs
 def test_this_machine_is_found() -> None:
     found = facts.look("torch")
     assert (found["stage"], found["version"].split("+")[0]) == ("done", "2.13.0")
@@ -35,6 +37,7 @@ def test_a_package_that_is_not_there() -> None:
     assert facts.look("no_such_framework") == {}
 
 
+@pytest.mark.jobs
 def test_a_horovod_built_without_torch(elsewhere: Path) -> None:
     """It imports without an error, so its silence must be noticed."""
     installed = horovod_folder()
@@ -42,6 +45,7 @@ def test_a_horovod_built_without_torch(elsewhere: Path) -> None:
     ignore = shutil.ignore_patterns("mpi_lib*", "mxnet", "ray", "spark", "__pycache__", "data")
     shutil.copytree(installed, elsewhere / "horovod", ignore=ignore)
     (elsewhere / "horovod" / "metadata.json").write_text('{"tensorflow": "2.15.1"}')
+    importlib.invalidate_caches()  # the folder may have been listed within the same tick
     found = facts._framework("torch", facts.look("torch"))
     assert (found.stage, found.against) == ("horovod", None)
     [fault] = [finding for finding in judge(machine(found)) if finding.status == "fault"]
@@ -67,9 +71,12 @@ def test_a_broken_framework_is_survived(code: str, error: str, elsewhere: Path) 
 
 def test_one_that_hangs_is_not_waited_for(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (elsewhere / "torch.py").write_text("import time; time.sleep(600)")
-    monkeypatch.setattr(facts, "_PATIENCE", 2)
-    found = facts.look("torch")
-    assert found["stage"] == "framework" and found["error"] == "did not answer within 2 s"
+    for patience in (2, 8, 32, 128):  # a busy machine may not even have begun by then
+        monkeypatch.setattr(facts, "_PATIENCE", patience)
+        found = facts.look("torch")
+        if "stage" in found:
+            break
+    assert found["stage"] == "framework" and found["error"] == f"did not answer within {patience} s"
 
 
 def test_what_was_found_before_the_end_counts() -> None:

@@ -84,6 +84,7 @@ def test_a_job_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch
     assert not trial.works and trial.message == "waiting\nended after 3 s"
 
 
+@pytest.mark.jobs
 def test_a_real_job() -> None:
     program = shutil.which("horovodrun", path=str(Path(sys.executable).parent))
     trial = attempt(machine(horovodrun=program, mpirun="Open MPI 5.0.11"), "torch", "mpi", timeout=240)

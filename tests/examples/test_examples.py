@@ -14,6 +14,8 @@ from lab.files import write_images, write_text
 from launching import horovodrun, run
 from PIL import Image
 
+pytestmark = pytest.mark.jobs
+
 
 def example(name: str) -> str:
     """The path of an example's program."""
@@ -86,7 +88,7 @@ def test_elastic(tmp_path: Path) -> None:
 def test_mpi_numpy() -> None:
     program = [sys.executable, "-m", "mpi4py", example("pytorch/mpi_numpy.py")]
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    found = run(["mpirun", "-n", "2", "--bind-to", "none", *program], 120, allowed)
+    found = run(["mpirun", "-n", "2", "--bind-to", "none", *program], 300, allowed)
     assert found.returncode == 0, found.stdout
     assert figures(found.stdout, "accuracy")[-1] > 0.9
 

@@ -14,6 +14,8 @@ from lab.files import write_images, write_text
 from launching import horovodrun, run
 from torch import Tensor, nn
 
+pytestmark = pytest.mark.jobs
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "pytorch"
 
 TRAIN, BATCH, WIDTH, MICROBATCHES = 256, 32, 4, 4
@@ -31,7 +33,7 @@ def mpirun(ranks: int, name: str, *arguments: str) -> str:
     """What an example prints on several ranks of this machine."""
     launcher = ["mpirun", "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", "-n", str(ranks)]
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    found = run([*launcher, sys.executable, "-m", "mpi4py", EXAMPLES / name, *arguments], 120, allowed)
+    found = run([*launcher, sys.executable, "-m", "mpi4py", EXAMPLES / name, *arguments], 300, allowed)
     assert found.returncode == 0, f"mpirun ended with {found.returncode}:\n{found.stdout}"
     return found.stdout
 
@@ -103,7 +105,7 @@ def test_the_gpt(text: str) -> None:
 
 def test_the_gpt_over_horovod(text: str) -> None:
     arguments = [str(EXAMPLES / "pipeline_gpt.py"), text, *GPT, "--link=horovod", "--stages=2", "--memory=ef"]
-    found = horovodrun(2, "gloo", *arguments, "--forward=topk:ratio=0.5", timeout=120)
+    found = horovodrun(2, "gloo", *arguments, "--forward=topk:ratio=0.5", timeout=300)
     assert last(found.stdout, "perplexity") < 20
     assert ratios(found.stdout, "backward") == pytest.approx([1], rel=0.05)
     assert 1.2 < ratios(found.stdout, "forward")[0] < 1.4  # values, and 2 bytes each to tell where it was

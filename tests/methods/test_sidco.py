@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worlds import FRAMEWORKS, Arr, bucket_of, leaves, normal, ops_of
+from worlds import COMPILED, FRAMEWORKS, Arr, bucket_of, leaves, normal, ops_of
 
 from hvd_compress.errors import SpecError
 from hvd_compress.local import lockstep
@@ -59,6 +59,7 @@ def fitted(method: SIDCo, x: Arr, stages: int = 1) -> float:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fit", FITS)
 @pytest.mark.parametrize("name", list(DRAWS))
 def test_what_is_sent_is_near_the_target(name: str, fit: str) -> None:
@@ -177,7 +178,7 @@ def test_a_fixed_number_of_stages_stays() -> None:
 
 @pytest.mark.parametrize("fit", FITS)
 @pytest.mark.parametrize("name", ["gamma 0.5", "normal", "uniform"])
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize("framework", COMPILED)
 def test_frameworks_choose_the_same(framework: str, name: str, fit: str) -> None:
     bucket, method, ops = bucket_of((20_000,)), SIDCo(ratio=0.01, fit=fit), ops_of(framework)
     mine, theirs = method.init(NUMPY, bucket, 1), method.init(ops, bucket, 1)
@@ -191,6 +192,7 @@ def test_frameworks_choose_the_same(framework: str, name: str, fit: str) -> None
         np.testing.assert_allclose(leaves(theirs)[path], leaf, rtol=1e-9)
 
 
+@pytest.mark.tensorflow
 @pytest.mark.parametrize("fit", FITS)
 def test_in_a_tensorflow_graph(fit: str) -> None:
     """One graph serves all steps, with any number of stages and of corrections."""

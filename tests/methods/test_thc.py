@@ -70,6 +70,7 @@ def test_hadamard(framework: str, size: int) -> None:
         np.testing.assert_allclose(y, x @ np.array(sign) / np.sqrt(size), atol=1e-12)
 
 
+@pytest.mark.tensorflow
 def test_signs_are_fair_and_shared() -> None:
     rows = np.zeros((4, 4096))
     drawn = signs(NUMPY, NUMPY.seed(1), rows)

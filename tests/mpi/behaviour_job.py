@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 from mpi.common import COMM, RANK, SIZE, assert_ranks_agree, assert_same, done, gradients, mine, refusal
+from mpi4py import MPI
 
 from hvd_compress import LocalWorld
 from hvd_compress.mpi import Aggregator
@@ -85,15 +88,72 @@ def a_saved_state_goes_on_bit_for_bit(spec: str) -> None:
 
 
 def reborn(spec: str, old: Aggregator) -> Aggregator:
-    """A new one with the state of an old one, through a file."""
-    with tempfile.TemporaryDirectory() as folder:
+    """A new one with the state of an old one, through files."""
+    with shared_folder() as folder:
         old.save(folder)
+        COMM.Barrier()
         new = Aggregator(spec)
         new.load(folder)
-        new.save(folder)  # saved again before the first step, nothing is lost
+        new.save(f"{folder}/again")  # before the first step, nothing is lost
+        COMM.Barrier()
         new = Aggregator(spec)
-        new.load(folder)
+        new.load(f"{folder}/again")
     return new
+
+
+@contextmanager
+def shared_folder() -> Iterator[str]:
+    """A folder of rank 0 that all ranks use, until the last of them is done."""
+    with tempfile.TemporaryDirectory() as mine_alone:
+        yield COMM.bcast(mine_alone)
+        COMM.Barrier()
+
+
+def ranks_that_go_on_from_different_saves_are_refused() -> None:
+    """Before anything is exchanged, in the same words, and whether they have loaded before their first step or not."""
+    grads = mine(gradients(0))
+    first = Aggregator("topk:ratio=0.05")
+    first.step(grads)
+    early = first.state_dict()
+    first.step(grads)
+    for late in (False, True):
+        for other in (early, {}):
+            aggregator = Aggregator("topk:ratio=0.05")
+            if late:
+                aggregator.step(grads)
+            if state := on_the_last(other, first.state_dict()):
+                aggregator.load_state_dict(state)
+            for _ in range(2):
+                kind, message = refusal(partial(aggregator.step, grads))
+                assert kind == "DisagreementError" and "on the restored state: rank 0 has" in message, (kind, message)
+                assert len(set(COMM.allgather(message))) == 1
+            aggregator.load_state_dict(first.state_dict())
+            calm = Aggregator("topk:ratio=0.05")
+            calm.load_state_dict(first.state_dict())
+            assert_same(aggregator.step(grads), calm.step(grads))
+
+
+def a_save_that_was_broken_off_is_skipped() -> None:
+    """All ranks go on from the one before, and then save under a number of their own."""
+    grads = mine(gradients(0))
+    with shared_folder() as folder:
+        killed = Aggregator("topk:ratio=0.05")
+        killed.step(grads)
+        killed.save(folder)
+        sound = killed.state_dict()
+        killed.step(grads)
+        if RANK == LAST:
+            killed.save(folder)
+        COMM.Barrier()
+        new, expected = Aggregator("topk:ratio=0.05"), Aggregator("topk:ratio=0.05")
+        new.load(folder)
+        expected.load_state_dict(sound)
+        assert_same(new.step(grads), expected.step(grads))
+        new.save(folder)
+        COMM.Barrier()
+        again = Aggregator("topk:ratio=0.05")
+        again.load(folder)
+        assert_same(again.step(grads), new.step(grads))
 
 
 def a_state_that_does_not_fit_changes_nothing() -> None:
@@ -108,7 +168,7 @@ def a_state_that_does_not_fit_changes_nothing() -> None:
     broken = {path: np.zeros(3) for path in session["buckets"][key]}
     zeros = {path: np.zeros_like(leaf) for path, leaf in session["buckets"]["b0"].items()}
     changes: list[tuple[dict[str, Any], str]] = [
-        ({"format": "hvd_compress.torch/1"}, "format='hvd_compress/1'"),
+        ({"format": "hvd_compress/1"}, "this version of hvd_compress reads 'hvd_compress/2' only"),
         ({"method": "int8"}, "this state is of 'int8'"),
         ({"sessions": {"other": session}}, "of a model with other gradients than ['w', 'h'"),
         ({"sessions": {name: {**session, "rank": SIZE, "size": SIZE + 1}}}, f"saved on rank {SIZE} of {SIZE + 1}"),
@@ -178,6 +238,44 @@ def a_part_of_the_ranks_can_have_one_of_its_own() -> None:
     assert_ranks_agree({"again": Aggregator("none").step(np.ones(3) * RANK)})
 
 
+def what_is_taken_from_mpi_is_given_back() -> None:
+    taken: list[Any] = []
+    given_back: list[Any] = []
+
+    def take(comm: MPI.Comm, key: int, value: Any) -> Any:
+        taken.append(value)
+        return value
+
+    def give_back(comm: MPI.Comm, key: int, value: Any) -> None:
+        given_back.append(value)
+
+    key = MPI.Comm.Create_keyval(take, give_back)
+    comm, grads = COMM.Dup(), mine(gradients(0))
+    comm.Set_attr(key, "a duplicate")
+    for _ in range(3):
+        with Aggregator("topk:ratio=0.05", comm) as aggregator:
+            aggregator.step(grads)
+    assert len(taken) == len(given_back) == 3
+    kind, message = refusal(partial(aggregator.step, grads))
+    assert kind == "ExchangeError" and "closed: make a new one" in message
+    assert aggregator.residual() and aggregator.stats().steps == 1
+    aggregator.close()
+    assert len(given_back) == 3
+    comm.Free()
+
+
+def pickled_it_is_a_new_one() -> None:
+    """Nothing is asked of other ranks by that: one of them alone may do it."""
+    old = Aggregator("topk:ratio=0.05", merge="layer")
+    old.step(mine(gradients(0)))
+    new = pickle.loads(pickle.dumps(old))
+    for _ in range(RANK):
+        pickle.loads(pickle.dumps(old))
+    assert repr(new) == repr(old) and not new.residual()
+    fresh = Aggregator("topk:ratio=0.05", merge="layer")
+    assert_same(new.step(mine(gradients(1))), fresh.step(mine(gradients(1))))
+
+
 if __name__ == "__main__":
     for spec in SPECS:
         a_bad_step_is_seen_by_all_and_changes_nothing(spec)
@@ -185,7 +283,11 @@ if __name__ == "__main__":
     disagreement_is_told_in_the_same_words()
     a_rank_that_cannot_take_part_leaves_nobody_waiting()
     a_state_that_does_not_fit_changes_nothing()
+    ranks_that_go_on_from_different_saves_are_refused()
+    a_save_that_was_broken_off_is_skipped()
     a_state_of_another_number_of_ranks_keeps_the_sum_of_residuals()
     a_bare_array_is_compressed_as_a_whole()
     a_part_of_the_ranks_can_have_one_of_its_own()
+    what_is_taken_from_mpi_is_given_back()
+    pickled_it_is_a_new_one()
     done()

@@ -16,6 +16,8 @@ import pytest
 
 import hvd_compress
 
+pytestmark = pytest.mark.jobs
+
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = Path(sys.prefix, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
 TENSORFLOW = ("tensorflow", "tensorflow_estimator", "keras")
@@ -80,6 +82,13 @@ class Environment:
         return found.returncode, (found.stdout or found.stderr).strip().splitlines()[-1]
 
 
+@pytest.fixture(scope="module")
+def plain(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """The wheel beside what it depends on, and no framework."""
+    made = Environment(tmp_path_factory.mktemp("plain") / "environment", next(built.glob("*.whl")))
+    return made.add("numpy", "numba", "llvmlite")
+
+
 @pytest.fixture
 def environment(built: Path, tmp_path: Path) -> Environment:
     return Environment(tmp_path / "environment", next(built.glob("*.whl")))
@@ -127,18 +136,19 @@ def test_the_sdist_gives_the_same_wheel(built: Path, tmp_path: Path) -> None:
         ("mpi", "mpi4py", "mpi"),
     ],
 )
-def test_without_any_framework(environment: Environment, module: str, needed: str, extra: str) -> None:
-    environment.add("numpy", "numba", "llvmlite")
-    script = "import hvd_compress; print(hvd_compress.LocalWorld('topk', size=2).bytes_sent)"
-    assert environment.run("python", "-c", script) == (0, "0")
-    code, said = environment.run("python", "-c", f"import hvd_compress.{module}")
+def test_without_any_framework(plain: Environment, module: str, needed: str, extra: str) -> None:
+    code, said = plain.run("python", "-c", f"import hvd_compress.{module}")
     assert code == 1 and f"MissingPackageError: hvd_compress.{module} needs {needed}" in said
     assert f"pip install 'hvd-compress[{extra}]'" in said
 
 
-def test_the_command_without_its_extra(environment: Environment) -> None:
-    environment.add("numpy", "numba", "llvmlite")
-    code, said = environment.run("hvd-compress", "methods")
+def test_the_simulator_needs_no_framework(plain: Environment) -> None:
+    script = "import hvd_compress; print(hvd_compress.LocalWorld('topk', size=2).bytes_sent)"
+    assert plain.run("python", "-c", script) == (0, "0")
+
+
+def test_the_command_without_its_extra(plain: Environment) -> None:
+    code, said = plain.run("hvd-compress", "methods")
     assert code == 1 and "pip install 'hvd-compress[bench]'" in said
 
 

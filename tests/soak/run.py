@@ -10,6 +10,7 @@ Each job prints its figures; at the end they stand in one table. The exit status
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -117,6 +118,17 @@ def judged(diaries: list[list[dict[str, object]]]) -> Outcome:
     return Outcome(ok, str(Scene.steps), "1 SIGKILL, 1 join", "", note)
 
 
+def schedules(framework: str, count: int) -> Outcome:
+    """Random schedules of faults; prints what they were, and which of them broke a rule."""
+    command = [sys.executable, str(HERE / "schedules" / "run.py"), framework, "--seeds", str(count)]
+    job = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=3600)
+    print(job.stdout, flush=True)
+    note = next((line for line in job.stdout.splitlines() if line.startswith(f"{count} schedules")), "ended early")
+    found = re.search(r"(\d+) steps, (\d+) faults", note)
+    steps, faults = found.groups() if found else ("", "")
+    return Outcome(job.returncode == 0, steps, f"{faults} of all kinds", "", note)
+
+
 JOBS: dict[str, Callable[[], Outcome]] = {
     "elastic, PyTorch": lambda: elastic("pytorch"),
     "elastic, TensorFlow": lambda: elastic("keras"),
@@ -125,6 +137,8 @@ JOBS: dict[str, Callable[[], Outcome]] = {
     "killed, TensorFlow, Gloo": lambda: killed("keras", "gloo"),
     "killed, TensorFlow, MPI": lambda: killed("keras", "mpi"),
     "slow rank": slow,
+    "schedules, PyTorch": lambda: schedules("torch", 200),
+    "schedules, TensorFlow": lambda: schedules("keras", 100),
     "long, PyTorch": lambda: long("pytorch"),
     "long, TensorFlow": lambda: long("keras"),
 }
@@ -143,7 +157,7 @@ def main(*chosen: str) -> int:
             outcome = Outcome(False, "", "", "", str(error)[-2000:])
         rows.append((name, outcome, time.monotonic() - begin))
         print(f"{name}: {'held' if outcome.ok else 'FAILED'}; {outcome.note}", flush=True)
-    print(f"\n{RANKS} ranks in each job\n")
+    print(f"\n{RANKS} ranks in each job; in schedules, 2 or 3\n")
     print("| Job | | Steps | Faults | Resident memory | Took |\n| --- | --- | --- | --- | --- | --- |")
     for name, outcome, seconds in rows:
         verdict = "held" if outcome.ok else "FAILED"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -18,6 +19,7 @@ from parallel.keras.training import (
     Tape,
     assert_ranks_equal,
     batches,
+    everyone,
     fit,
     make_model,
     weights,
@@ -114,6 +116,7 @@ def test_process_sets_train_apart() -> None:
     compressed = Tape("topk:ratio=1.0", process_set=process_set).run(5).weights
     assert_equal_training(plain, compressed)
     assert_ranks_equal(compressed, process_set)
+    everyone("here")  # a rank that ended now would end the process set of the others
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float16, tf.int32])
@@ -159,17 +162,51 @@ def test_unusual_variables(spec: str) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+def embedding() -> Any:
+    """A model that begins with a table of 50 rows, of which each batch uses some."""
+    table = np.random.default_rng(0).standard_normal((50, 32)).astype(np.float32)
+    embed = tf.keras.layers.Embedding(50, 32, embeddings_initializer=tf.keras.initializers.Constant(table))
+    return tf.keras.Sequential([embed, tf.keras.layers.Flatten(), *make_model().layers])
+
+
+def train_a_table(way: str, compression: Any, as_dense: bool) -> Arr:
+    """Weights after training on rows of a table, others on each rank."""
+    if way == "fit":
+        model = embedding()
+        sgd = hvd.keras.DistributedOptimizer(
+            tf.keras.optimizers.SGD(0.1), compression=compression, sparse_as_dense=as_dense
+        )
+        model.compile(optimizer=sgd, loss=LOSS)
+        _, y = batches(4)
+        model.fit(y[:, None] + hvd.rank(), y, batch_size=16, verbose=0, shuffle=False)
+        return weights(model)
+    loss = lambda model, x, y: tf.reduce_mean(model(y[:, None] + hvd.rank()) ** 2)  # noqa: E731
+    function = (lambda f: f) if way == "eager tape" else tf.function
+    return Tape(compression, function, embedding(), loss=loss, sparse_as_dense=as_dense).run(4).weights
+
+
 @pytest.mark.parametrize("as_dense", [False, True])
-def test_indexed_slices_beside_compressed_gradients(as_dense: bool) -> None:
-    def embedding() -> Any:
-        table = np.random.default_rng(0).standard_normal((50, 32)).astype(np.float32)
-        embed = tf.keras.layers.Embedding(50, 32, embeddings_initializer=tf.keras.initializers.Constant(table))
-        return tf.keras.Sequential([embed, tf.keras.layers.Flatten(), *make_model().layers])
-
-    def train(compression: Any) -> Arr:
-        loss = lambda model, x, y: tf.reduce_mean(model(y[:, None] + hvd.rank()) ** 2)  # noqa: E731
-        return Tape(compression, model=embedding(), loss=loss, sparse_as_dense=as_dense).run(4).weights
-
-    plain, compressed = train(PLAIN), train("topk:ratio=1.0")
-    np.testing.assert_allclose(compressed, plain, rtol=0, atol=2e-5)
+@pytest.mark.parametrize("way", ["fit", "tape", "eager tape"])
+def test_indexed_slices_beside_compressed_gradients(way: str, as_dense: bool) -> None:
+    compressed = train_a_table(way, Compression.topk(ratio=1.0), as_dense)
+    np.testing.assert_allclose(compressed, train_a_table(way, PLAIN, as_dense), rtol=0, atol=2e-5)
     assert_ranks_equal(compressed)
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=0.05", "none"])
+@pytest.mark.parametrize("way", ["fit", "eager tape"])
+def test_indexed_slices_are_counted_and_spoken_of(way: str, spec: str, caplog: pytest.LogCaptureFixture) -> None:
+    """16 rows of 32 numbers with their indices, in each of 4 steps, as they are: not in the ratio without a word."""
+    compression = Compression.parse(spec)
+    train_a_table(way, compression, as_dense=False)
+    dense = 4 * 4 * len(weights(make_model()))
+    stats = compression.stats()
+    indices = stats.gradient_bytes - dense - 4 * 16 * 32 * 4
+    assert indices in (4 * 16 * 4, 4 * 16 * 8)
+    assert stats.bytes_sent > stats.gradient_bytes - dense
+    said = [record.getMessage() for record in caplog.records if record.name == "hvd_compress"]
+    assert len(said) == (spec != "none")
+    for message in said:
+        assert re.search(
+            r"sparse gradients of embedding(_\d+)?/embeddings:0 travel uncompressed.*sparse_as_dense", message
+        )

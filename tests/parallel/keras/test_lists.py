@@ -142,3 +142,41 @@ def test_models_that_are_gone_leave_nothing_behind() -> None:
     job = Tape(compression).run(1)
     (name,) = compression.sessions
     assert name.endswith("_1") and job.compression is compression  # numbered alike on all ranks, whoever collects first
+
+
+def test_two_models_of_equal_names_in_one_graph() -> None:
+    """As a GAN of dense layers: the collectives of the two have equal names, and must not be under way at once."""
+
+    def trained(together: bool) -> list[Arr]:
+        models = [make_model(), make_model()]
+        compressions = [
+            Compression.parse("powersgd:rank=2,min_size=0"),
+            Compression.parse("powersgd:rank=2,min_size=0"),
+        ]
+        optimizers = [tf.keras.optimizers.SGD(rate) for rate in (0.1, 0.05)]
+
+        def one(i: int, x: Any, y: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = LOSS(y, models[i](x, training=True))
+            gradients = hvd.DistributedGradientTape(tape, compression=compressions[i]).gradient(
+                loss, models[i].trainable_variables
+            )
+            optimizers[i].apply_gradients(zip(gradients, models[i].trainable_variables, strict=True))
+
+        def each(x: Any, y: Any) -> None:
+            for i in range(2):
+                one(i, x, y)
+
+        both = tf.function(each)
+        apart = [tf.function(lambda x, y, i=i: one(i, x, y)) for i in range(2)]
+        for step in range(8):
+            x, y = map(tf.constant, batches(range(step, step + 1)))
+            if together:
+                both(x, y)
+            else:
+                for function in apart:
+                    function(x, y)
+        return [weights(model) for model in models]
+
+    for mine, expected in zip(trained(together=True), trained(together=False), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-6)

@@ -13,7 +13,7 @@ from parallel.pytorch.training import EVEN, ODD, assert_ranks_equal, everyone, l
 from torch import Tensor
 
 from hvd_compress.errors import CompressionError, DisagreementError, UnknownParameterError, UnsupportedError
-from hvd_compress.torch import Compression, TorchCompressor
+from hvd_compress.torch import Compression, TorchCompressor, sessions
 
 SPEC = "topk:ratio=0.1,min_size=0"
 
@@ -40,7 +40,7 @@ def test_without_loss_it_is_horovods_own(spec: str, call: str, dtype: torch.dtyp
     if call == "a process set":
         options["process_set"] = EVEN if hvd.rank() % 2 == 0 else ODD
     mine, before = tensor(dtype=dtype), tensor(dtype=dtype)
-    expected = hvd.allreduce(mine, **options)
+    expected = hvd.allreduce(mine, name="expected", **options)
     result = hvd.allreduce(mine, name="direct.x", compression=Compression.parse(spec), **options)
     torch.testing.assert_close(result, expected, rtol=1e-3 if dtype == torch.float16 else 1e-5, atol=1e-3)
     assert result.dtype == dtype and torch.equal(mine, before)
@@ -54,17 +54,19 @@ def test_a_group_is_as_its_tensors() -> None:
     for _ in range(2):
         results = hvd.grouped_allreduce(tensors, name="direct.group", compression=compression)
         for mine, result in zip(tensors, results, strict=True):
-            torch.testing.assert_close(result, hvd.allreduce(mine), rtol=1e-6, atol=1e-4)
+            torch.testing.assert_close(result, hvd.allreduce(mine, name="mine"), rtol=1e-6, atol=1e-4)
 
 
 def test_what_was_not_sent_comes_later() -> None:
     """Over all steps and ranks: what was given out, and what is kept, is what was put in."""
     compression = Compression.parse(SPEC)
     given = [hvd.allreduce(tensor(step), name="direct.late", op=hvd.Sum, compression=compression) for step in range(4)]
-    put_in = hvd.allreduce(sum(tensor(step) for step in range(4)), op=hvd.Sum)
+    put_in = hvd.allreduce(sum(tensor(step) for step in range(4)), op=hvd.Sum, name="put_in")
     (kept,) = (leaf for path, leaf in leaves_of(compression).items() if path.endswith("residual"))
-    torch.testing.assert_close(sum(given) + hvd.allreduce(kept, op=hvd.Sum).view(8, 12), put_in, rtol=0, atol=1e-3)
-    assert kept.any() and not torch.equal(given[0], hvd.allreduce(tensor(0), op=hvd.Sum))
+    torch.testing.assert_close(
+        sum(given) + hvd.allreduce(kept, op=hvd.Sum, name="kept").view(8, 12), put_in, rtol=0, atol=1e-3
+    )
+    assert kept.any() and not torch.equal(given[0], hvd.allreduce(tensor(0), op=hvd.Sum, name="first"))
     assert_ranks_equal(given[-1])
 
 
@@ -87,6 +89,19 @@ def test_each_name_and_shape_has_a_state_of_its_own() -> None:
     for a, b in zip(results(shared, others), results(alone, lambda: None), strict=True):
         assert torch.equal(a, b)
     assert len(shared.state_dict()["sessions"]) == 5
+
+
+def test_names_without_end_are_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """As where they hold the number of the step: no name comes again, and what is kept for each is lost."""
+    monkeypatch.setattr(sessions, "MANY", 3)
+    compression = Compression.parse(SPEC)
+    for step in range(6):
+        hvd.allreduce(tensor(step), name=f"direct.{step % 2}", compression=compression)
+    assert not caplog.messages
+    for step in range(6):
+        hvd.allreduce(tensor(step), name=f"direct.step{step}", compression=compression)
+    told = [message for message in caplog.messages if "one name per tensor" in message]
+    assert len(told) == (hvd.rank() == 0) and len(compression.state_dict()["sessions"]) == 8
 
 
 def test_saved_and_restored() -> None:

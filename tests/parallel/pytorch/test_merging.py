@@ -109,7 +109,9 @@ class Balance:
     def check(self) -> None:
         """Nothing is lost: what was put in has been given out, or is kept."""
         for name, p in self._job.model.named_parameters():
-            put_in, kept = (hvd.allreduce(t + 0, op=hvd.Sum) for t in (self.put_in[p], residual(self._job, p)))
+            put_in, kept = (
+                hvd.allreduce(t + 0, op=hvd.Sum, name="sum") for t in (self.put_in[p], residual(self._job, p))
+            )
             missing = put_in - kept - self.given[p]
             assert float(missing.abs().max()) < 1e-4, name
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
@@ -143,7 +144,7 @@ def test_files_of_all_ranks_are_enough_for_any_number(spec: str, tmp_path_factor
     second.compression.load(folder)
     assert torch.equal(second.run(range(4, 7)).weights, whole.run(range(4, 7)).weights)
 
-    saved = [checkpoint.read(checkpoint.file_of(folder, rank, hvd.size())) for rank in range(hvd.size())]
+    saved = [checkpoint.read(path) for path in sorted(Path(folder).iterdir())]
     before = np.sum([residuals(s) for s in saved], axis=0)
     assert np.abs(before).max() > 1e-3
     for size in (1, 2, 8):

@@ -96,7 +96,9 @@ def test_delayed_ranks_meet_again_at_each_correction() -> None:
     for step in range(40):
         job.run(range(step, step + 1))
         if step >= 36:
-            apart = max(float((other - job.weights).abs().max()) for other in hvd.allgather(job.weights[None]))
+            apart = max(
+                float((other - job.weights).abs().max()) for other in hvd.allgather(job.weights[None], name="weights")
+            )
             assert apart < 1e-6 if step % 4 == 3 else apart > 1e-4
     assert mean_loss(job.model) < start - 0.2
 

@@ -1,6 +1,6 @@
 """A rank that has run out of data: an error on the others, where Horovod itself would hang.
 
-This file comes last: calls without a name are named by their number, which ranks no longer agree in.
+This file has a job of its own, see `parallel/run.py`.
 """
 
 from __future__ import annotations

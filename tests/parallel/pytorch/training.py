@@ -96,7 +96,8 @@ def everyone(value: object) -> list[Any]:
 
 def assert_ranks_equal(tensor: Tensor, process_set: Any = hvd.global_process_set) -> None:
     """All ranks hold the same bits."""
-    for other in hvd.allgather(tensor[None], process_set=process_set):
+    # With a name: Horovod names others by counts of calls, which differ after an error that stops one rank earlier.
+    for other in hvd.allgather(tensor[None], name="assert_ranks_equal", process_set=process_set):
         assert torch.equal(other, tensor)
 
 

@@ -1,0 +1,44 @@
+"""What some tests need of the machine, as ``pytest.mark.needs`` names it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+class Need(NamedTuple):
+    """A program, right or data set that a machine may lack.
+
+    Attributes:
+        met: Whether this machine has it.
+        name: As messages call it.
+        cure: How to get it.
+    """
+
+    met: Callable[[], bool]
+    name: str
+    cure: str
+
+
+def browser() -> str | None:
+    """Return the path of the browser."""
+    return next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+def emulates_hosts() -> bool:
+    """Return whether this machine lets us make emulated hosts."""
+    return os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unshare")))
+
+
+NEEDS = {
+    "chromium": Need(lambda: bool(browser()), "Chromium", "apt-get install chromium"),
+    "hosts": Need(emulates_hosts, "emulated hosts", "apt-get install iproute2, and run as root"),
+    "fashion": Need(
+        Path("/usr/share/datasets/fashion-mnist").is_dir, "Fashion-MNIST", "apt-get install dataset-fashion-mnist"
+    ),
+}

@@ -1,0 +1,72 @@
+"""Ranks may trace at other times, and in another order: Horovod asks only that all run what one of them runs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import horovod.tensorflow as hvd
+import pytest
+import tensorflow as tf
+from parallel.keras.training import Tape, assert_ranks_equal, batches, everyone
+
+from hvd_compress.errors import DisagreementError
+from hvd_compress.tensorflow import asking
+
+SPECS = ["topk:ratio=0.05", "topk:ratio=0.05,start=2", "none"]
+
+
+def trace(job: Tape) -> None:
+    """Build the graph of a step, and do not run it."""
+    x, y = batches(1)
+    job._step.get_concrete_function(tf.constant(x), tf.constant(y), tf.constant(1.0))
+
+
+def two_jobs(spec: str) -> list[Tape]:
+    """Of models that differ."""
+    wide = tf.keras.Sequential([tf.keras.layers.Dense(40, input_shape=(32,), kernel_initializer="ones")])
+    return [Tape(spec), Tape(spec, model=wide, lr=0.001)]
+
+
+@pytest.mark.parametrize(("spec", "patience"), [*((spec, asking.PATIENCE) for spec in SPECS), (SPECS[0], 0.0)])
+def test_models_that_are_traced_in_another_order(spec: str, patience: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "PATIENCE", patience)
+    jobs = two_jobs(spec)
+    for job in jobs[:: -1 if hvd.rank() == 1 else 1]:
+        trace(job)
+    for job in jobs:
+        assert_ranks_equal(job.run(3).weights)
+        assert job.compression.stats().steps == 3
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_model_that_one_rank_has_traced_long_ago(spec: str) -> None:
+    """The others come to it only after they have run another one."""
+    jobs = two_jobs(spec)
+    if hvd.rank() == 1:
+        trace(jobs[1])
+    for job in jobs:
+        assert_ranks_equal(job.run(3).weights)
+
+
+def test_other_compression_on_a_rank_that_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph has been built by then, and TensorFlow makes the error its own."""
+    monkeypatch.setattr(asking, "PATIENCE", 0.0)
+    job = Tape(["topk", "int8"][hvd.rank() == 1])
+    with pytest.raises((DisagreementError, tf.errors.UnknownError)) as error:
+        job.gradients(0)
+    assert "the ranks disagree on the method: rank 0 has 'topk', rank 1 has 'int8'" in str(error.value)
+    assert all(everyone(True))
+
+
+@pytest.mark.parametrize("function", [tf.function, lambda f: f], ids=["graph", "eager"])
+def test_models_of_which_no_other_rank_knows(function: Any) -> None:
+    """They have nothing in common, and all ranks wait for the others."""
+    variables = [tf.Variable(tf.ones((40, 40)), name=f"known.to.{hvd.rank()}")]
+    model = SimpleNamespace(trainable_variables=variables)
+    job = Tape("topk", function, model, loss=lambda model, x, y: tf.reduce_sum(model.trainable_variables[0] ** 2))
+    with pytest.raises((DisagreementError, tf.errors.UnknownError)) as error:
+        job.gradients(0)
+    assert "the ranks disagree on the parameters: rank 0 has 'known.to.0:0'" in str(error.value)
+    assert all(everyone(True))
+    Tape("topk").run(1)

@@ -1,0 +1,62 @@
+"""Bugs to plant in the package, in the processes of a job: schedules that find nothing must find these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from soak.schedules.schedule import Framework
+
+
+def residual(framework: Framework) -> None:
+    """A step that does not count is not taken back: the new state stays."""
+    if framework == "torch":
+        slot = import_module("hvd_compress.torch.slot").Slot
+        settle = slot.settle
+        _replace(slot, "settle", lambda self, commit: settle(self, commit or self._result is not None))
+    else:
+        session = import_module("hvd_compress.tensorflow.session")
+        _replace(session, "tf", _Changed(session.tf, cond=lambda _, commit, keep: commit()))
+
+
+def manifest(framework: Framework) -> None:
+    """The newest files are taken, whatever saves they are of, and nobody asks whether all ranks have the same."""
+    checkpoint = import_module("hvd_compress.checkpoint")
+    _replace(checkpoint, "flaw", lambda found, size: "")
+    agreement = import_module("hvd_compress.agreement")
+    describe = agreement.describe
+    _replace(agreement, "describe", lambda method, merge, gradients, restored="": describe(method, merge, gradients))
+
+
+def agreement(framework: Framework) -> None:
+    """Ranks do not compare how they are set up."""
+    if framework == "torch":
+        handshake = import_module("hvd_compress.torch.handshake").Handshake
+        _replace(handshake, "_refuse", lambda self, title: None)
+    else:
+        _replace(import_module("hvd_compress.agreement"), "check", lambda lines: 1)
+
+
+PLANTS: dict[str, Callable[[Framework], None]] = {"residual": residual, "manifest": manifest, "agreement": agreement}
+
+
+def plant(name: str, framework: Framework) -> None:
+    """Plant a bug in this process, before the first step."""
+    PLANTS[name](framework)
+
+
+class _Changed:
+    """A module with some other functions, for one of those who use it."""
+
+    def __init__(self, module: Any, **changed: Any) -> None:
+        self.__dict__.update(changed, _module=module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def _replace(owner: Any, name: str, new: Any) -> None:
+    """Replace something that is there."""
+    getattr(owner, name)
+    setattr(owner, name, new)
