@@ -42,6 +42,7 @@ commands: setup ## Run all commands of the documents, on little data (10 minutes
 	$(VENV)/python -m pytest -n 2 tests/commands
 
 soak: setup ## Run long jobs with faults, 300 random schedules of faults, and the longest tests (an hour)
+	$(PYTEST) --long
 	$(VENV)/python tests/soak/run.py
 	$(VENV)/python tests/parallel/run.py soak
 

@@ -30,13 +30,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 SLOW_FILE = re.compile(r"^pytestmark = pytest\.mark\.(?:jobs|tensorflow)$", re.MULTILINE)
 """The line of a file that ``make quick`` leaves out as a whole."""
 
-LEFT_OUT = ("slow", "jobs", "tensorflow", "needs")
+LEFT_OUT = ("slow", "jobs", "long", "tensorflow", "needs")
 """Marks of tests that ``make quick`` leaves out."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option of ``make quick``."""
+    """Add the options of ``make quick`` and ``make soak``."""
     parser.addoption("--quick", action="store_true", help=f"leave out tests marked {', '.join(LEFT_OUT)}")
+    parser.addoption("--long", action="store_true", help="run the tests marked long, which are left out otherwise")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -58,10 +59,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out single tests, and put files with jobs first: two processes end at about the same time so."""
-    if config.getoption("quick"):
-        left_out = [item for item in items if any(map(item.get_closest_marker, LEFT_OUT))]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+    marks = LEFT_OUT if config.getoption("quick") else ("long",)
+    left_out = {item for item in items if any(map(item.get_closest_marker, marks)) != config.getoption("long")}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: not item.get_closest_marker("jobs"))
 
 

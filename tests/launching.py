@@ -9,13 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-LAUNCHER = Path(__file__).with_name("horovodrun.py")
-
-CONTROLLERS = {
-    "gloo": ["--gloo"],
-    # Open MPI 5 does not know the options by which horovodrun binds ranks to cores.
-    "mpi": ["--mpi", "--binding-args=--bind-to none --map-by slot"],
-}
+from hvd_compress.bench.jobs import CONTROLLERS, LAUNCHER
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -88,7 +82,7 @@ def horovodrun(
         Exit code and output; the output of all ranks is in ``stdout``.
     """
     hosts = options or ["-H", f"localhost:{ranks}"]
-    launcher: list[str | Path] = [sys.executable, LAUNCHER, *CONTROLLERS[controller], "-np", str(ranks), *hosts]
+    launcher = [*LAUNCHER, *CONTROLLERS[controller], "-np", str(ranks), *hosts]
     result = run([*launcher, sys.executable, *arguments], timeout, environment)
     if check and result.returncode:
         raise AssertionError(f"horovodrun ended with {result.returncode}:\n{result.stdout}")

@@ -121,6 +121,7 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runner:
     return Runner(tmp_path / "checkout", 2, "gloo", LIMIT, tmp_path / "logs")
 
 
+@pytest.mark.long
 class TestOneFile:
     FILE = File("test/test_torch.py", "torch")
 

@@ -16,7 +16,11 @@ FEW = SPECS[-2:]
 
 @pytest.mark.parametrize(
     ("framework", "controller", "ranks", "specs"),
-    [("pytorch", "gloo", 2, FEW), ("pytorch", "mpi", 3, SPECS), ("keras", "gloo", 2, FEW)],
+    [
+        ("pytorch", "gloo", 2, FEW),
+        pytest.param("pytorch", "mpi", 3, SPECS, marks=pytest.mark.long),
+        ("keras", "gloo", 2, FEW),
+    ],
 )
 def test_saved_at_20_and_gone_on_to_40(
     framework: str, controller: str, ranks: int, specs: list[str], tmp_path: Path

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 from catalogue import each_way, specs
-from launching import CONTROLLERS, ENVIRONMENT, LAUNCHER
+from launching import ENVIRONMENT
 from wire.gradients import LARGE, STEPS, gradient
 
 from hvd_compress import LocalWorld
+from hvd_compress.bench.jobs import CONTROLLERS, LAUNCHER
 from hvd_compress.bench.traffic import share
 
 pytestmark = pytest.mark.jobs
@@ -63,7 +64,7 @@ def own_network() -> list[str]:
 def outcome(ranks: int, *specs: str) -> tuple[str, str]:
     """What a job of so many ranks measured for some specs, and its output; made once, be it a failure."""
     job = Path(__file__).resolve().parent / "wire" / "job.py"
-    command = ["timeout", "300", sys.executable, LAUNCHER, *CONTROLLERS["gloo"], "--network-interface", "lo"]
+    command = ["timeout", "300", *LAUNCHER, *CONTROLLERS["gloo"], "--network-interface", "lo"]
     with TemporaryDirectory() as folder:
         out = Path(folder, "report.json")
         command += ["-np", ranks, "-H", f"localhost:{ranks}", sys.executable, job, out, *specs]

@@ -23,10 +23,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hvd_compress.bench.jobs import CONTROLLERS
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tools"), str(ROOT / "tests")]
 
-from launching import CONTROLLERS, horovodrun  # noqa: E402
+from launching import horovodrun  # noqa: E402
 
 from horovod_worker import PACKAGE, STARTING, Job, records  # noqa: E402
 

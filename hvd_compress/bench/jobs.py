@@ -39,6 +39,8 @@ _MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
 }
 
+LAUNCHER = [sys.executable, "-m", "hvd_compress.bench.horovodrun"]
+
 TIME_LIMIT = 3600.0
 """Seconds after which a job hangs."""
 
@@ -139,7 +141,7 @@ def _on_hosts(command: Sequence[str], where: Where, look: Callable[[], None], li
 
 def _here(command: Sequence[str], where: Where, look: Callable[[], None], limit: float) -> tuple[str, str]:
     folder = Path(sys.executable).parent
-    start = [str(folder / "horovodrun"), *CONTROLLERS[where.controller], "-np", str(where.ranks)]
+    start = [*LAUNCHER, *CONTROLLERS[where.controller], "-np", str(where.ranks)]
     own = {} if where.on else ENVIRONMENT
     environment = {**os.environ, **own, **_MPI, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
     with tempfile.TemporaryFile() as output:

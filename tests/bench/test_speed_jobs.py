@@ -65,6 +65,7 @@ def test_exchanges_here_with_a_profile(tmp_path: Path) -> None:
     assert "under the profiler" in printed
 
 
+@pytest.mark.long
 def test_keras() -> None:
     task = Task("steps", "small", [Entry(ALONE), Entry("none", "none")], 2, 1, 0, "")
     reports = launcher.run(task, "keras", Where(0, "", 2, "mpi"), lambda done: None)

@@ -92,6 +92,7 @@ SMALL = {
 
 
 @pytest.mark.jobs
+@pytest.mark.long
 @pytest.mark.parametrize("command", LAUNCHED)
 def test_jobs_run(command: str, tmp_path: Path) -> None:
     """With two ranks and for one epoch; ``train.py`` is the shortest example."""

@@ -21,6 +21,7 @@ from hvd_compress.doctor.rules import judge
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder whose packages come before those that are installed."""
+    monkeypatch.delitem(sys.modules, "horovod", raising=False)  # an earlier test's, which would be found first
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path

@@ -49,6 +49,7 @@ def test_digits(framework: str) -> None:
     assert figures(found.stdout, "ratio")[-1] > 10
 
 
+@pytest.mark.long
 def test_resnet50_goes_on_where_it_ended(tmp_path: Path) -> None:
     """Bit for bit: a job that was interrupted gets the weights that it would have got."""
     program = [example("pytorch/imagenet_resnet50.py"), str(images(tmp_path / "images")), "--size=32", "--batch=4"]
@@ -93,6 +94,7 @@ def test_mpi_numpy() -> None:
     assert figures(found.stdout, "accuracy")[-1] > 0.9
 
 
+@pytest.mark.long
 def test_fashion_mnist_in_mixed_precision(tmp_path: Path) -> None:
     data = write_images(tmp_path, train=1024, test=200)
     settings = ["--epochs", "3", "--mixed", "--checkpoint", str(tmp_path / "model.keras")]
@@ -101,6 +103,7 @@ def test_fashion_mnist_in_mixed_precision(tmp_path: Path) -> None:
     assert (tmp_path / "model.keras").exists()
 
 
+@pytest.mark.long
 def test_custom_loop() -> None:
     found = horovodrun(2, "gloo", example("keras/custom_loop.py"), "--epochs", "3")
     assert figures(found.stdout, "accuracy")[-1] > 0.8

@@ -60,6 +60,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_text(tmp_path_factory.mktemp("text") / "text.txt", lines=200))
 
 
+@pytest.mark.long
 def test_the_cnn_and_what_it_sends_uncompressed(images: str, tmp_path: Path) -> None:
     report = tmp_path / "report"
     printed = mpirun(4, "pipeline_cnn.py", images, *CNN, f"--report={report}")
@@ -82,6 +83,7 @@ def test_the_cnn_compressed_both_ways(images: str) -> None:
     assert last(printed, "bytes_per_step") == pytest.approx(predicted, rel=0.03)
 
 
+@pytest.mark.long
 def test_two_replicas_of_the_cnn_with_a_memory_of_each_sample(images: str) -> None:
     """In the first of two epochs activations are sent as they are, in the second a byte for each number."""
     options = ["--stages=2", "--compression=topk:ratio=0.1,min_size=0", "--batch=16"]
@@ -103,6 +105,7 @@ def test_the_gpt(text: str) -> None:
     assert last(printed, "bytes_per_step") == pytest.approx(messages * (HEADER + numbers), rel=0.05)
 
 
+@pytest.mark.long
 def test_the_gpt_over_horovod(text: str) -> None:
     arguments = [str(EXAMPLES / "pipeline_gpt.py"), text, *GPT, "--link=horovod", "--stages=2", "--memory=ef"]
     found = horovodrun(2, "gloo", *arguments, "--forward=topk:ratio=0.5", timeout=300)

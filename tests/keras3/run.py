@@ -10,10 +10,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from hvd_compress.bench.jobs import CONTROLLERS
+
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from launching import CONTROLLERS  # noqa: E402
 from parallel.run import run  # noqa: E402
 
 

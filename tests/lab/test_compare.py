@@ -80,11 +80,11 @@ def test_what_is_found_is_consistent_and_nothing_is_done_again(tmp_path: Path) -
 
 
 def test_learning_rates_are_tried_and_the_best_is_taken(tmp_path: Path) -> None:
-    rates = ("--methods", "fp16", "--seeds", "2", "--lr", "0.0001,0.05")
+    rates = ("--methods", "fp16", "--seeds", "1", "--lr", "0.0001,0.05")
     compare("--task", "tiny:build", *rates, "--output", str(tmp_path / "out"))
     found = read(tmp_path / "out")
     assert [(one.spec, one.lr, one.seed) for one in found.tried] == [("none", 0.0001, 0), ("fp16", 0.0001, 0)]
-    assert [(one.lr, one.seed) for one in found.of("fp16")] == [(0.05, 0), (0.05, 1)]
+    assert [(one.lr, one.seed) for one in found.of("fp16")] == [(0.05, 0)]
 
 
 def test_the_budget_ends_a_training_and_one_rank_is_compressed_too(tmp_path: Path) -> None:
@@ -112,6 +112,7 @@ def test_a_method_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     assert "momentum" in found.failures[0].message and "momentum" in done.stderr
 
 
+@pytest.mark.long
 def test_the_task_of_the_documentation(tmp_path: Path) -> None:
     text = (HERE.parents[1] / "docs" / "comparing.md").read_text()
     (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
@@ -147,6 +148,7 @@ def test_bad_input_is_named_before_anything_is_done(tmp_path: Path, arguments: S
 
 
 @for_real
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
 def test_interrupted_and_resumed_it_ends_as_if_it_had_not_been(tmp_path: Path, kind: signal.Signals) -> None:
     folder = tmp_path / "out"

@@ -55,6 +55,7 @@ def alone(seed: int) -> list[float]:
     return found
 
 
+@pytest.mark.long
 def test_uncompressed_it_trains_as_one_process_does(log: Path) -> None:
     found = run(Job("tiny_keras:build", "none", seed=3, log=str(log)))
     expected = alone(3)

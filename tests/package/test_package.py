@@ -152,6 +152,7 @@ def test_the_command_without_its_extra(plain: Environment) -> None:
     assert code == 1 and "pip install 'hvd-compress[bench]'" in said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("there", "missing", "without"), [("torch", "tensorflow", TENSORFLOW), ("tensorflow", "torch", ("torch",))]
 )

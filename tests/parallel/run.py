@@ -21,10 +21,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from hvd_compress.bench.jobs import CONTROLLERS
+
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from launching import CONTROLLERS, horovodrun  # noqa: E402
+from launching import horovodrun  # noqa: E402
 
 FRAMEWORKS = ["pytorch", "keras"]
 RANKS = [2, 3]

@@ -26,13 +26,15 @@ def job(link: str, ranks: int, name: str, *arguments: str, controller: str = "gl
     return printed
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long), 4])
 def test_a_split_model_is_the_whole_model_over_mpi(ranks: int) -> None:
     """Also with microbatches of different sizes, and with fewer of them than there are stages."""
     job("mpi", ranks, "equality", "1", "4", "5", "2")
 
 
-@pytest.mark.parametrize(("ranks", "controller"), [(2, "gloo"), (3, "gloo"), (3, "mpi")])
+@pytest.mark.parametrize(
+    ("ranks", "controller"), [pytest.param(2, "gloo", marks=pytest.mark.long), (3, "gloo"), (3, "mpi")]
+)
 def test_a_split_model_is_the_whole_model_over_horovod(ranks: int, controller: str) -> None:
     job("horovod", ranks, "equality", "1", "4", controller=controller)
 

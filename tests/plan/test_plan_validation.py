@@ -129,6 +129,7 @@ def test_there_must_be_something_to_fit_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("hosts")
+@pytest.mark.long
 def test_a_job_on_hosts(tmp_path: Path) -> None:
     """What is measured is a step: its time is not judged here, but where it comes from."""
     path = tmp_path / "measured.json"

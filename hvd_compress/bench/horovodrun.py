@@ -1,6 +1,6 @@
-"""Horovod's launcher without its first question: it loads TensorFlow to learn which controllers were built in.
+"""Horovod's launcher without its first question: it loads every framework to learn which controllers were built in.
 
-This project's Horovod has both. A launch takes half as long so; examples and the commands of documents ask.
+That takes longer than to start the ranks. A controller that is missing shows in the ranks themselves.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from horovod.runner import launch
 
 def built(verbose: bool = False) -> bool:
     """Answer for Gloo and for MPI."""
+    del verbose
     return True
 
 
