@@ -100,7 +100,7 @@ def test_imports_go_downward(module: str) -> None:
 
 @pytest.mark.parametrize("module", sorted(modules()))
 def test_only_adapters_know_a_framework(module: str) -> None:
-    allowed = {"torch", "tensorflow", "keras", "mpi", "ops.torch", "ops.tensorflow", "bench.digits"}
+    allowed = {"torch", "tensorflow", "keras", "mpi", "ops.torch", "ops.tensorflow", "bench.digits", "bench.horovodrun"}
     allowed |= {"ops.torch_cuda", "ops.torch_devices", "kernels.cuda", "pipeline.torch", "pipeline.tensorflow"}
     allowed |= {"lab.tasks.keras_tasks", "lab.tasks.torch_lm", "lab.tasks.torch_tasks"}
     tops = {name.partition(".")[0] for name in imported(modules()[module])}

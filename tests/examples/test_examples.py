@@ -67,6 +67,7 @@ def test_resnet50_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert all(torch.equal(interrupted[name], whole[name]) for name in whole)
 
 
+@pytest.mark.long
 def test_language_model(tmp_path: Path) -> None:
     """A model that knows only how frequent words are has a perplexity above 30."""
     program = [example("pytorch/language_model.py"), str(write_text(tmp_path / "text.txt")), "--vocabulary=60"]

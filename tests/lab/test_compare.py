@@ -52,10 +52,10 @@ def repeatable(found: Comparison) -> dict[str, Any]:
 
 def test_what_is_found_is_consistent_and_nothing_is_done_again(tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    arguments = (*TINY, "--seeds", "2", "--output", str(folder))
+    arguments = (*TINY, "--seeds", "1", "--output", str(folder))
     first = compare(*arguments)
     found = read(folder)
-    assert [(one.spec, one.seed) for one in found.outcomes] == [(s, seed) for s in METHODS for seed in (0, 1)]
+    assert [(one.spec, one.seed) for one in found.outcomes] == [(spec, 0) for spec in METHODS]
     for one in found.outcomes:
         assert one.goal.parameters == PARAMETERS
         assert one.gradient_bytes == 4 * PARAMETERS
@@ -67,7 +67,6 @@ def test_what_is_found_is_consistent_and_nothing_is_done_again(tmp_path: Path) -
         assert one.curve[-1].metric > 0.6 > one.curve[0].metric
     assert found.of("fp16")[0].payload == 2 * PARAMETERS
     assert found.of("fp16")[0].curve[0].metric == found.of(TOPK)[0].curve[0].metric  # the same seed
-    assert found.of("fp16")[0].curve != found.of("fp16")[1].curve
     assert 0 < found.vnmse[TOPK] < 2 and "fp16" not in found.vnmse
     assert "The baseline, the better of none and fp16, is " in " ".join(first.stdout.split())
     assert "report.html" in first.stdout
@@ -79,14 +78,17 @@ def test_what_is_found_is_consistent_and_nothing_is_done_again(tmp_path: Path) -
     assert "epochs None and not 7" in compare(*arguments, "--epochs", "7", status=2).stderr
 
 
+@pytest.mark.long
 def test_learning_rates_are_tried_and_the_best_is_taken(tmp_path: Path) -> None:
-    rates = ("--methods", "fp16", "--seeds", "1", "--lr", "0.0001,0.05")
+    rates = ("--methods", "fp16", "--seeds", "2", "--lr", "0.0001,0.05")
     compare("--task", "tiny:build", *rates, "--output", str(tmp_path / "out"))
     found = read(tmp_path / "out")
     assert [(one.spec, one.lr, one.seed) for one in found.tried] == [("none", 0.0001, 0), ("fp16", 0.0001, 0)]
-    assert [(one.lr, one.seed) for one in found.of("fp16")] == [(0.05, 0)]
+    assert [(one.lr, one.seed) for one in found.of("fp16")] == [(0.05, 0), (0.05, 1)]
+    assert found.of("fp16")[0].curve != found.of("fp16")[1].curve
 
 
+@pytest.mark.long
 def test_the_budget_ends_a_training_and_one_rank_is_compressed_too(tmp_path: Path) -> None:
     few = ("--seeds", "1", "--ranks", "1", "--budget", "0.0001s")
     compare(*TINY, *few, "--output", str(tmp_path / "out"))
@@ -95,6 +97,7 @@ def test_the_budget_ends_a_training_and_one_rank_is_compressed_too(tmp_path: Pat
     assert 0 < one.payload < 2 * PARAMETERS
 
 
+@pytest.mark.long
 def test_a_training_that_diverges_says_so(tmp_path: Path) -> None:
     arguments = ("--task", "tiny:explode", "--methods", "fp16", "--seeds", "1", "--output", str(tmp_path / "out"))
     assert "fp16 diverged" in compare(*arguments).stdout
@@ -102,6 +105,7 @@ def test_a_training_that_diverges_says_so(tmp_path: Path) -> None:
         assert one.diverged and one.steps < one.goal.steps
 
 
+@pytest.mark.long
 def test_a_method_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     methods = ("--methods", "dgc:min_size=0,fp16")
     arguments = ("--task", "tiny:break_off", *methods, "--seeds", "1", "--output", str(tmp_path / "out"))

@@ -26,7 +26,7 @@ def job(link: str, ranks: int, name: str, *arguments: str, controller: str = "gl
     return printed
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long), 4])
+@pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.long) for ranks in (3, 4))])
 def test_a_split_model_is_the_whole_model_over_mpi(ranks: int) -> None:
     """Also with microbatches of different sizes, and with fewer of them than there are stages."""
     job("mpi", ranks, "equality", "1", "4", "5", "2")
@@ -65,6 +65,8 @@ def errors(link: str, *cases: str, ranks: int = 3) -> tuple[str, Errors, Errors]
     return result.stdout, first, again
 
 
+LINKS = [pytest.param("mpi", marks=pytest.mark.long), "horovod"]
+
 CASES = {
     "shape": (0, "BoundaryError: memory='ef' needs messages of one shape: it began with float32 (3, 16)"),
     "ids": (0, "BoundaryError: unknown sample id 12: with samples=12 the ids are 0 .. 11"),
@@ -76,7 +78,7 @@ CASES = {
 """Where it begins, and with what."""
 
 
-@pytest.mark.parametrize("link", ["mpi", "horovod"])
+@pytest.mark.parametrize("link", LINKS)
 def test_all_stages_learn_what_is_wrong(link: str) -> None:
     """And a new pipeline can be made after each."""
     printed, first, again = errors(link, *CASES)
@@ -90,13 +92,13 @@ def test_all_stages_learn_what_is_wrong(link: str) -> None:
     assert all("has stopped" in error and "make the pipeline anew" in error for error in again.values())
 
 
-@pytest.mark.parametrize("link", ["mpi", "horovod"])
+@pytest.mark.parametrize("link", LINKS)
 def test_a_stage_that_hangs(link: str) -> None:
     printed, first, _ = errors(link, "hangs", ranks=2)
     assert "no message came from stage 1 (rank 1) within 4 s: its process has ended" in first["hangs", 0], printed
 
 
-@pytest.mark.parametrize("link", ["mpi", "horovod"])
+@pytest.mark.parametrize("link", LINKS)
 def test_a_stage_that_is_killed_ends_the_job(link: str) -> None:
     """The launcher sees to that, or the error of the stages beside it."""
     printed, first, _ = errors(link, "killed")
