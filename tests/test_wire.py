@@ -64,7 +64,7 @@ def own_network() -> list[str]:
 def outcome(ranks: int, *specs: str) -> tuple[str, str]:
     """What a job of so many ranks measured for some specs, and its output; made once, be it a failure."""
     job = Path(__file__).resolve().parent / "wire" / "job.py"
-    command = ["timeout", "300", *LAUNCHER, *CONTROLLERS["gloo"], "--network-interface", "lo"]
+    command: list[object] = ["timeout", "300", *LAUNCHER, *CONTROLLERS["gloo"], "--network-interface", "lo"]
     with TemporaryDirectory() as folder:
         out = Path(folder, "report.json")
         command += ["-np", ranks, "-H", f"localhost:{ranks}", sys.executable, job, out, *specs]

@@ -187,7 +187,10 @@ def _check_direct(call: Direct, grad: Tensor) -> None:
 
 def has_begun(optimizer: Any) -> bool:
     """Whether Horovod is reducing gradients of the optimizer."""
-    return any(entry[0] is not None for entry in list(optimizer._handles.values()))
+    try:
+        return any(entry[0] is not None for entry in optimizer._handles.values())
+    except RuntimeError:  # another thread adds one now
+        return True
 
 
 def parameters(optimizer: Any) -> list[tuple[str, Tensor]]:

@@ -89,8 +89,11 @@ class Carriers:
         if isinstance(peak, Tensor):
             carrier = (~peak.isfinite()).to(torch.float64).mul(_BAD).add(good).reshape(1)
         else:
+            if not self._given:
+                self._ones.fill_(good)
             carrier = self._on_host[len(self._given)]
-            carrier.fill_(good if math.isfinite(peak) else good + _BAD)
+            if not math.isfinite(peak):
+                carrier.fill_(good + _BAD)
         self._given.append(carrier)
         self._calls.append(call)
         return carrier
@@ -128,10 +131,12 @@ class Carriers:
 
     def factors(self) -> list[float]:
         """By what to multiply the sums of all gradients, once all carriers are back."""
-        values = self._ones[: len(self._given)]
+        carriers = self._ones[: len(self._given)]
         if any(carrier.is_cuda for carrier in self._given):
-            values = torch.cat([carrier.to("cpu", torch.float64) for carrier in self._given])
-        return [self._factor(value) for value in values.tolist()]
+            carriers = torch.cat([carrier.to("cpu", torch.float64) for carrier in self._given])
+        values = carriers.tolist()
+        known = {value: self._factor(value) for value in set(values)}
+        return [known[value] for value in values]
 
     def _factor(self, value: float) -> float:
         heard = self._heard(value)

@@ -204,8 +204,9 @@ class Course:
             self._versions[entry.number] = entry.grad._version
 
     def _note_changes(self, entries: Sequence[Entry]) -> None:
-        changed = (self._versions[e.number] != e.grad._version or e.replaced for e in entries)
-        self.changed = self.changed or any(changed)
+        for entry in entries if not self.changed else ():
+            if self._versions[entry.number] != entry.grad._version or entry.replaced:
+                self.changed = True
 
     def rest(self) -> None:
         """Wait asleep for the carriers, at the end of a backward pass that has given all gradients.
