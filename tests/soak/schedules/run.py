@@ -97,6 +97,8 @@ class Runner:
         folder = self.folder / name
         folder.mkdir()
         load = (self.saves / "states").exists() and (self.saves / "weights.npz").exists()
+        if not load:  # what was saved was refused, and there was nothing older to go back to
+            segment = segment._replace(before=tuple(e for e in segment.before if e.kind != "loaded by one rank"))
         limit = LIMITS[self.schedule.framework]
         order = Order(segment, 0, folder, self.saves, load, {}, self.schedule.framework, self.plant, limit)
         processes = launch(self.context, order)
