@@ -199,7 +199,7 @@ def best_of(outcomes: list[Outcome], target: float | None) -> Outcome:
 
 
 def _target(asked: float | None, outcomes: list[Outcome]) -> float:
-    """What was asked for, or the task's own target, or else what the better of Horovod's own ends with at worst."""
+    """The target that was given, else the task's own, else the worst final metric of the better of none and fp16."""
     if asked is not None:
         return asked
     goal = outcomes[0].goal

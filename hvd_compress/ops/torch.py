@@ -27,7 +27,7 @@ class TorchOps(OnHost):
 
     name = "torch"
     absorbs: ClassVar[bool] = False
-    """Whether `absorb` takes fewer passes over memory than `fill` and adding the residual later."""
+    """Whether `absorb` adds the residual in the same pass over memory."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)

@@ -180,7 +180,7 @@ class _Codec(ABC):
         """What the other end has sent."""
 
     def repeats(self, ops: Ops, call: Call) -> bool:
-        """Whether an activation is compressed to the same message each time."""
+        """Whether the same activation always gives the same message, so that it can be recomputed."""
         del ops, call
         return False
 

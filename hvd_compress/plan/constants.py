@@ -1,4 +1,4 @@
-"""What the model takes for given of Horovod and of machines: few numbers, each of which means something by itself."""
+"""The constants of the cost model: speeds and overheads of Horovod, its backends and machines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvd_compress.spec import nearest
 
 
 class Constants(NamedTuple):
-    """Of Horovod, its backend and machines, in SI units; the same for all methods.
+    """Constants of Horovod, its backend and the machines, in SI units; the same for all methods.
 
     The defaults, of Gloo, were fitted to whole steps on emulated hosts, see docs/planning.md. None of them belongs to a
     method.
@@ -55,7 +55,7 @@ BACKENDS = {
         byte=0.0, half=0.0, hop=10e-6, cycle=2e-3, coding=1.0, overlap=0.9, memory=1 / 1.5e12, bus=1 / 200e9
     ),
 }
-"""What Horovod communicates by."""
+"""The constants of each of Horovod's communication backends."""
 
 GPU_ONLY = ("memory", "bus")
 """Constants that only machines with GPUs have."""

@@ -144,7 +144,7 @@ def visibly(what: str) -> Iterator[Callable[[str], None]]:
 
 
 class Job(NamedTuple):
-    """What is predicted of.
+    """The input of a prediction.
 
     Attributes:
         setup: The training.

@@ -16,14 +16,14 @@ _FLOAT = 4
 
 
 class Device(str, Enum):
-    """What computes and compresses."""
+    """The device that trains and compresses."""
 
     cpu = "cpu"
     gpu = "gpu"
 
 
 class Backend(str, Enum):
-    """What Horovod communicates by."""
+    """Horovod's communication backend."""
 
     gloo = "gloo"
     mpi = "mpi"
@@ -34,8 +34,8 @@ class Target(NamedTuple):
     """The machines of a cluster.
 
     Attributes:
-        device: What computes and compresses.
-        backend: What Horovod communicates by.
+        device: The device that trains and compresses.
+        backend: Horovod's communication backend.
     """
 
     device: Device

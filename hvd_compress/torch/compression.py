@@ -28,7 +28,7 @@ from hvd_compress.torch.alone import Alone
 from hvd_compress.torch.backward import at_end_of_backward
 from hvd_compress.torch.handshake import PATIENCE, Handshake, place_of
 from hvd_compress.torch.scaling import LossScale
-from hvd_compress.torch.session import Member, Session, Ticket
+from hvd_compress.torch.session import Member, Session, Ticket, facts_of
 from hvd_compress.torch.sessions import Sessions
 
 
@@ -99,7 +99,7 @@ class TorchCompressor(Made, Compressor):  # type: ignore[misc]  # Horovod is not
         """Compress with a linear method, which waits for no other rank."""
         if isinstance(call, caller.Call) and not self._sessions.agreed(call.optimizer):
             members = caller.parameters(call.optimizer)
-            facts = agreement.describe(self.method, self.merge, _facts(members))
+            facts = agreement.describe(self.method, self.merge, facts_of(members))
             place, group = place_of(name for name, _ in members), Group.of(caller.process_set(call.optimizer))
             self._alone.greet(Handshake(facts, place, group))
             at_end_of_backward(self._verify_soon)
@@ -272,10 +272,6 @@ class TorchCompressor(Made, Compressor):  # type: ignore[misc]  # Horovod is not
         loaded.put(saved, to_spec(self.method))
         loaded.give({session.label: session for session in self._sessions})
         self._loaded = loaded
-
-
-def _facts(members: Sequence[tuple[str, Tensor]]) -> list[Gradient]:
-    return [Gradient(name, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in members]
 
 
 Compression: Catalogue[TorchCompressor] = Catalogue(TorchCompressor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 import zlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -67,6 +67,11 @@ class Member(NamedTuple):
     key: int
     name: str
     tensor: Tensor
+
+
+def facts_of(members: Iterable[tuple[str, Tensor]]) -> list[Gradient]:
+    """What the ranks must have in common of parameters, given with their names."""
+    return [Gradient(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in members]
 
 
 class Came(IntEnum):
@@ -139,7 +144,7 @@ class Session:
         self._gradients = [
             gradient(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), str(p.device)) for _, name, p in members
         ]
-        self._facts = [Gradient(name, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for _, name, p in members]
+        self._facts = facts_of((name, tensor) for _, name, tensor in members)
         self._method, self._merge = method, merge
         self._slots: list[Slot] = []
         self._places: dict[int, Place] = {}
