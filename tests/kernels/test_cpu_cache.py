@@ -23,6 +23,17 @@ def twice(x):
 
 assert twice(4) == 8
 """
+FORKED = """
+import os, runpy, sys
+
+folder = runpy.run_path(sys.argv[1])["_folder"].__wrapped__
+children = [os.fork() for _ in range(3)]
+refused = sum(folder() is None for _ in range(2000))
+if all(children):
+    refused += sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+    print(refused, flush=True)
+os._exit(min(refused, 100))
+"""
 
 
 def compile_for(processor: dict[str, str], cache: Path, program: Path) -> tuple[set[str], str]:
@@ -45,3 +56,11 @@ def test_processors_do_not_share_a_folder(tmp_path: Path) -> None:
     assert len(both) == 2 and mine < both and "compiling" in said
     for processor in ({}, plain):
         assert compile_for(processor, cache, program) == (both, "")
+
+
+def test_processes_forked_from_one_find_the_folder_at_the_same_time(tmp_path: Path) -> None:
+    """Their objects have the same addresses; one that found no folder would compile for half a minute, alone."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", FORKED, str(COMPILED)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert run.stdout.strip() == "0", run.stderr

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numba
@@ -92,9 +93,8 @@ def _folder() -> Path | None:
     folder = base / f"kernels-{name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".{id(folder)}"
-        probe.touch()
-        probe.unlink()
+        with TemporaryFile(dir=folder):  # whose name no other process has, be it forked from the same one
+            pass
     except (OSError, RuntimeError):  # no such user, or no right to write
         return None
     return folder
