@@ -7,8 +7,8 @@ The frameworks stay out of here: take `Compression` from `hvd_compress.torch`, `
 from __future__ import annotations
 
 from hvd_compress._version import __version__
+from hvd_compress.core.local_world import LocalWorld
 from hvd_compress.errors import CompressionError
-from hvd_compress.local import LocalWorld
 from hvd_compress.methods import methods
 from hvd_compress.spec import parse
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from hvd_compress import agreement, checkpoint
-from hvd_compress.collectives import World
+from hvd_compress.core.collectives import World
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.redistribution import Former, Kept, Leaves, needed_by_others, redistribute
 from hvd_compress.state import flatten, roles
@@ -92,7 +92,7 @@ class Membership:
         job = agreement.check(gather(facts, "hvd_compress.agreement"))
         first = max(rolls, key=lambda roll: roll.token)
         dealt = _dealt_out(kept(), rolls, world, gather) if first.token else {}
-        self._roll = Roll(first.token + 1, *world, mine.label, 0)
+        self._roll = Roll(first.token + 1, world.rank, world.size, mine.label, 0)
         return Meeting(first.steps, dealt, job)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Self
 
-from hvd_compress.collectives import World
+from hvd_compress.core.collectives import Collective, World
+from hvd_compress.core.lowering import LACKS
+from hvd_compress.errors import ExchangeError
 
 
-class Group(NamedTuple):
+@dataclass(frozen=True)
+class Group:
     """The ranks that take part in an exchange.
 
     Attributes:
@@ -18,10 +22,26 @@ class Group(NamedTuple):
     process_set: Any
     world: World
 
+    missing = LACKS
+
     @classmethod
-    def of(cls, process_set: Any) -> Group:
-        """The group of a process set that this process belongs to."""
+    def of(cls, process_set: Any) -> Self:
+        """Return the group of a process set that this process belongs to."""
         return cls(process_set, World(process_set.rank(), process_set.size()))
+
+    def renewed(self) -> Self:
+        """Return the ranks of now: in an elastic job, others than before Horovod was started anew."""
+        return self.of(self.process_set)
+
+    @staticmethod
+    def check_scope(message: Collective) -> None:
+        """Refuse a collective of some of the ranks.
+
+        Raises:
+            ExchangeError: If it is one.
+        """
+        if message.scope != "world":
+            raise ExchangeError(f"{message.scope=} is not possible with Horovod: all ranks have to take part")
 
     def global_rank(self, rank: int) -> int:
         """Horovod's rank of a member: collectives of a process set name their root so."""

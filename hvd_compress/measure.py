@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, State, World
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, State, World
+from hvd_compress.core.totals import dense
 from hvd_compress.methods.base import Wrapper
 from hvd_compress.ops import Ops
 
@@ -44,7 +45,7 @@ class Measured(Wrapper):
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: MeasuredState, world: World) -> Exchanging:
         exact = yield AllReduce(x)
         total, _, inner, _ = yield from self.inner.exchange(ops, bucket, x, state.inner, world)
-        error = state.error + ops.sum_squares(total - exact)
+        error = state.error + ops.sum_squares(dense(ops, total) - exact)
         return Exchange(total, None, MeasuredState(error, state.norm + ops.sum_squares(exact), inner))
 
 

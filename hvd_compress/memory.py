@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, State, World
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, State, World
+from hvd_compress.core.totals import dense
 from hvd_compress.errors import SpecError
 from hvd_compress.methods.base import Wrapper, check_range
 from hvd_compress.ops import Ops
@@ -116,7 +117,7 @@ class EF21(Wrapper):
         change = x - state.local
         total, _, inner, left = yield from self.inner.exchange_late(ops, bucket, change, None, state.inner, world)
         local = x - left
-        shared = state.shared + total
+        shared = state.shared + dense(ops, total)
         return Exchange(_own(shared), None, EF21State(local, shared, inner))
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: EF21State, world: World) -> Exchanging:
@@ -233,14 +234,15 @@ class Momentum(Wrapper):
         return MomentumState(ops.zeros((bucket.numel,), bucket.dtype), self.inner.init(ops, bucket, size))
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: MomentumState, world: World) -> Exchanging:
-        return self._apply(state, (yield from self.inner.exchange(ops, bucket, x, state.inner, world)))
+        return self._apply(ops, state, (yield from self.inner.exchange(ops, bucket, x, state.inner, world)))
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: MomentumState, world: World) -> Exchanging:
-        return self._apply(state, (yield from self.inner.dense(ops, bucket, x, state.inner, world)))
+        return self._apply(ops, state, (yield from self.inner.dense(ops, bucket, x, state.inner, world)))
 
-    def _apply(self, state: MomentumState, exchange: Exchange) -> Exchange:
-        velocity = state.velocity * self.momentum + exchange.total
-        total = velocity * self.momentum + exchange.total if self.nesterov else _own(velocity)
+    def _apply(self, ops: Ops, state: MomentumState, exchange: Exchange) -> Exchange:
+        summed = dense(ops, exchange.total)
+        velocity = state.velocity * self.momentum + summed
+        total = velocity * self.momentum + summed if self.nesterov else _own(velocity)
         return Exchange(total, None, MomentumState(velocity, exchange.state))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
-from hvd_compress.bucket import Bucket, Shape
+from hvd_compress.core.bucket import Bucket, Shape
 from hvd_compress.errors import GradientError, SpecError
 from hvd_compress.methods.base import Method
 

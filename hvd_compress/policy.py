@@ -8,8 +8,9 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, NamedTuple
 
-from hvd_compress.bucket import Bucket, Shape
-from hvd_compress.collectives import Array, Branch, Exchange, Exchanging, State, World
+from hvd_compress.core.bucket import Bucket, Shape
+from hvd_compress.core.collectives import Array, Branch, Exchange, Exchanging, State, World
+from hvd_compress.core.totals import dense
 from hvd_compress.errors import SpecError
 from hvd_compress.memory import ErrorFeedback, ErrorFeedbackState
 from hvd_compress.methods.base import Method, Wrapper, check_range
@@ -342,7 +343,9 @@ class Delayed(Wrapper):
         def go_ahead() -> Exchanging:
             mine = x * 1  # the method inside may overwrite its input
             total, _, inner, _ = yield from self.inner.exchange(ops, bucket, x, state.inner, world)
-            return Exchange(behind + mine * world.size, None, DelayedState(state.step + 1, total, mine, inner))
+            return Exchange(
+                behind + mine * world.size, None, DelayedState(state.step + 1, dense(ops, total), mine, inner)
+            )
 
         def correct() -> Exchanging:
             total, _, inner, _ = yield from self.inner.dense(ops, bucket, x, state.inner, world)

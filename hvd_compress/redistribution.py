@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import World
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import World
 from hvd_compress.methods.base import Method
 from hvd_compress.roles import Role
 

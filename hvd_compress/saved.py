@@ -8,9 +8,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from hvd_compress.collectives import World
+from hvd_compress.core.collectives import World
 from hvd_compress.errors import SpecError, StateError
-from hvd_compress.group import Group
 from hvd_compress.merging import Merge, check_merge
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.redistribution import Former, Kept, Leaves, redistribute
@@ -147,7 +146,9 @@ def _partition(merge: Any, search: Any) -> tuple[Merge | None, list[tuple[float,
 class Restorable(Protocol):
     """A session of an adapter."""
 
-    group: Group
+    @property
+    def world(self) -> World:
+        """The ranks that it exchanges with."""
 
     def by_bucket(self, saved: SavedSession | None = None) -> Mapping[str, Kept]:
         """The states of all buckets; new ones for those of a saved state, if the session can go on with them."""
@@ -199,7 +200,7 @@ class Loaded:
         Raises:
             StateError: If something does not fit.
         """
-        found = {name: self.find(name, s.by_bucket(self._first(name)), s.group.world) for name, s in sessions.items()}
+        found = {name: self.find(name, s.by_bucket(self._first(name)), s.world) for name, s in sessions.items()}
         given = {name: saved for name, saved in found.items() if saved is not None}
         for name, saved in given.items():
             sessions[name].restore(saved)
@@ -224,11 +225,11 @@ class Loaded:
         carried: list[Saved] = []
         for part in self._saved:
             waiting = {name: session for name, session in part.sessions.items() if name not in sessions}
-            if (part.rank, part.size) == world:
+            if (part.rank, part.size) == (world.rank, world.size):
                 own |= waiting
             elif waiting and part.rank % world.size == world.rank:
                 carried.append(part._replace(sessions=waiting))
-        return Saved(method, *world, {**own, **sessions}, tuple(carried))
+        return Saved(method, world.rank, world.size, {**own, **sessions}, tuple(carried))
 
 
 def restored(saved: Sequence[Saved], name: str, fresh: Mapping[str, Kept], world: World) -> SavedSession:
@@ -252,7 +253,7 @@ def restored(saved: Sequence[Saved], name: str, fresh: Mapping[str, Kept], world
         raise StateError(f"the states of the ranks do not belong together ({moments}); load those of one save")
     first = sessions[0]
     complete = [session.rank for session in sessions] == list(range(first.size))
-    own = [session for session in sessions if (session.rank, session.size) == world]
+    own = [session for session in sessions if (session.rank, session.size) == (world.rank, world.size)]
     alone = len(own) == 1 and (complete or len(sessions) == 1)
     if alone:
         first, sessions = own[0], own

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 import numpy as np
 
-from hvd_compress.collectives import State
+from hvd_compress.core.collectives import State
 from hvd_compress.roles import Role
 
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from hvd_compress.core.collectives import Collective
+
 
 class Stats(NamedTuple):
     """Totals over all steps so far, of this rank.
@@ -55,6 +57,10 @@ class Meter:
     encode: float = 0.0
     wait: float = 0.0
     decode: float = 0.0
+
+    def count(self, message: Collective) -> None:
+        """Count the payload of a collective."""
+        self.bytes_sent += message.array.nbytes
 
     def begin(self) -> float:
         """The beginning of a lap; for `lap`."""

@@ -10,8 +10,8 @@ import numpy as np
 from worlds import Arr, bucket_of, normal
 
 from hvd_compress import parse
-from hvd_compress.collectives import Collective
-from hvd_compress.local import lockstep
+from hvd_compress.core.collectives import Collective
+from hvd_compress.core.lockstep import lockstep
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method, Wrapper
 from hvd_compress.ops.numpy import NumpyOps

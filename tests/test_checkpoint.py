@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_compress import checkpoint
-from hvd_compress.collectives import World
+from hvd_compress.core.collectives import World
 from hvd_compress.errors import StateError
 from hvd_compress.saved import Loaded, Saved, SavedSession
 

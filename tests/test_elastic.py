@@ -11,10 +11,10 @@ from catalogue import COMPOSED, EACH_KIND
 from worlds import Arr, bucket_of, leaves, normal
 
 from hvd_compress import agreement, parse
-from hvd_compress.collectives import State, World
+from hvd_compress.core.collectives import State, World
+from hvd_compress.core.lockstep import lockstep
 from hvd_compress.elastic import Membership
 from hvd_compress.errors import DisagreementError
-from hvd_compress.local import lockstep
 from hvd_compress.merging import Gradient
 from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps

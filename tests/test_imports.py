@@ -17,17 +17,21 @@ FRAMEWORKS = ("torch", "tensorflow", "horovod", "keras", "mpi4py")
 
 LAYERS = [
     ["_version", "errors"],
-    ["bucket", "roles", "cluster"],
-    ["collectives"],
-    ["ops", "group"],
+    ["core", "core.bucket", "roles", "cluster"],
+    ["core.collectives"],
+    ["ops"],
+    ["core.totals"],
     ["kernels"],
-    ["ops.spare"],
+    ["ops.spare", "ops.delivery"],
     ["ops.compiled"],
     ["ops.numpy_compiled", "ops.torch", "ops.tensorflow"],
     ["ops.torch_cuda"],
     ["ops.torch_devices"],
-    ["lowering"],
+    ["core.lowering"],
+    ["group"],
     ["methods.base"],
+    ["core.transport"],
+    ["core.lockstep"],
     ["methods.sparse", "methods.quantised", "methods.lowrank"],
     ["methods.cast", "methods.topk", "methods.qsgd"],
     ["methods"],
@@ -39,7 +43,7 @@ LAYERS = [
     ["saved"],
     ["saves"],
     ["checkpoint"],
-    ["local", "agreement", "face"],
+    ["core.local_world", "agreement", "face"],
     ["elastic"],
     ["pipeline.operators", "pipeline.samples", "pipeline.schedule"],
     ["pipeline.exchanging", "pipeline.settings"],
@@ -151,13 +155,18 @@ import sys
 sys.modules["{framework}"] = None
 import hvd_compress
 try:
-    import hvd_compress.{adapter}
+    from hvd_compress.{adapter} import *
 except hvd_compress.CompressionError as error:
     print(error)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     extra = "mpi" if adapter == "mpi" else framework
     assert f"pip install 'hvd-compress[{extra}]'" in result.stdout
+
+
+@pytest.mark.slow
+def test_the_engine_of_torch_needs_no_horovod() -> None:
+    assert loaded_after("import hvd_compress.torch.reducer") == {"torch"}
 
 
 def test_public_names() -> None:

@@ -7,7 +7,7 @@ import pytest
 from worlds import FRAMEWORKS, bucket_of, normal, ops_of
 
 from hvd_compress import parse
-from hvd_compress.local import lockstep
+from hvd_compress.core.lockstep import lockstep
 from hvd_compress.measure import Measured, vnmse
 from hvd_compress.methods.base import Method
 from hvd_compress.policy import Selective

@@ -9,8 +9,8 @@ import pytest
 from worlds import FRAMEWORKS, Arr, bucket_of, leaves, normal, ops_of
 
 from hvd_compress import parse
+from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import SpecError
-from hvd_compress.local import lockstep
 from hvd_compress.memory import EF21, ErrorFeedback, Momentum, MomentumCorrection
 from hvd_compress.methods.base import Method
 from hvd_compress.methods.cast import Dense

@@ -9,10 +9,10 @@ import pytest
 from worlds import FRAMEWORKS, bucket_of, normal, ops_of
 
 from hvd_compress import LocalWorld, parse
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import Array, Exchanging, State, World
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import Array, Exchanging, State, World
+from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import SpecError
-from hvd_compress.local import lockstep
 from hvd_compress.memory import ErrorFeedback
 from hvd_compress.methods.base import Method, Wrapper
 from hvd_compress.methods.cast import Dense, Half

@@ -10,9 +10,9 @@ from catalogue import COMPOSED, SPECS
 from worlds import Arr, bucket_of, leaves, normal
 
 from hvd_compress import parse
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import State, World
-from hvd_compress.local import lockstep
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import State, World
+from hvd_compress.core.lockstep import lockstep
 from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.redistribution import Former, Kept, inherit, needed_by_others, redistribute

@@ -10,9 +10,9 @@ from catalogue import COMPOSED, SPECS, WARMING_UP
 from worlds import leaves, normal
 
 from hvd_compress import parse
-from hvd_compress.collectives import State
+from hvd_compress.core.collectives import State
+from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import StateError
-from hvd_compress.local import lockstep
 from hvd_compress.merging import Gradient, Merge, Planned, plan
 from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps

@@ -19,7 +19,7 @@ FEW = SPECS[-2:]
     [
         ("pytorch", "gloo", 2, FEW),
         pytest.param("pytorch", "mpi", 3, SPECS, marks=pytest.mark.long),
-        ("keras", "gloo", 2, FEW),
+        pytest.param("keras", "gloo", 2, FEW, marks=pytest.mark.long),
     ],
 )
 def test_saved_at_20_and_gone_on_to_40(
@@ -30,6 +30,7 @@ def test_saved_at_20_and_gone_on_to_40(
         assert job.stdout.count(f"{part} done on rank") == ranks
 
 
+@pytest.mark.long
 def test_a_job_of_one_rank_carries_on_what_two_have_saved(tmp_path: Path) -> None:
     """Horovod does not call its compression there, so nothing is dealt out; two ranks go on with it again."""
     for ranks, part in ((2, "first"), (1, "alone"), (2, "second")):

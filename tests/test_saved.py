@@ -10,9 +10,9 @@ from catalogue import SPECS
 from worlds import bucket_of, normal
 
 from hvd_compress import parse
-from hvd_compress.collectives import World
+from hvd_compress.core.collectives import World
+from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import StateError
-from hvd_compress.local import lockstep
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.redistribution import Kept
 from hvd_compress.roles import Role

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_compress import checkpoint, saves
-from hvd_compress.collectives import World
+from hvd_compress.core.collectives import World
 from hvd_compress.saved import Loaded, Saved, SavedSession
 
 METHOD = "topk"

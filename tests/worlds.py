@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from hvd_compress.bucket import Bucket, Shape
-from hvd_compress.collectives import State
+from hvd_compress.core.bucket import Bucket, Shape
+from hvd_compress.core.collectives import State
 from hvd_compress.ops import Ops
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.state import flatten

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_compress.bench.digits import digits_gradients
-from hvd_compress.bucket import Shape
+from hvd_compress.core.bucket import Shape
 from hvd_compress.errors import SpecError
 from hvd_compress.spec import nearest
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hvd_compress.bench.inputs import RMS, SEED, Arr
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import AllGather, AllToAll, Collective, World, take_branches
-from hvd_compress.lowering import lower
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import AllGather, AllToAll, Collective, World, run, take_branches
+from hvd_compress.core.lowering import LACKS, lower
 from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.spec import parse
@@ -79,14 +79,13 @@ def messages(method: Method, bucket: Bucket, x: Arr, size: int) -> list[Collecti
     ops, world = NumpyOps(), World(0, size)
     exchanging = method.exchange(ops, bucket, x.copy(), method.init(ops, bucket, size), world)
     sent: list[Collective] = []
-    running, reply = take_branches(lower(exchanging, ops, world)), None
-    while True:
-        try:
-            message = running.send(reply)
-        except StopIteration:
-            return sent
+
+    def answer(message: Collective) -> Any:
         sent.append(message._replace(array=message.array.copy()))
-        reply = _reply(message, size)
+        return _reply(message, size)
+
+    run(take_branches(lower(exchanging, ops, world, LACKS)), answer)
+    return sent
 
 
 def _reply(message: Collective, size: int) -> Any:

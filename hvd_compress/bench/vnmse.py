@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hvd_compress.bench.inputs import Arr, Sample, sample
+from hvd_compress.core.local_world import LocalWorld
 from hvd_compress.errors import GradientError, SpecError
-from hvd_compress.local import LocalWorld
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method, Wrapper
 from hvd_compress.methods.lowrank import LowRank

@@ -29,7 +29,7 @@ def framework(name: str) -> Iterator[dict[str, Any]]:
         raise ImportError(f"Extension horovod.{name} has not been built")
     yield {"built": [what for what in _BUILT if getattr(hvd, f"{what}_built")()]}
     yield {"stage": "adapter"}
-    importlib.import_module(f"hvd_compress.{name}")
+    _ = importlib.import_module(f"hvd_compress.{name}").Compression
 
 
 def mpi4py() -> Iterator[dict[str, Any]]:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import AllReduce, Array, Branch, Exchange, Exchanging, World
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import AllReduce, Array, Branch, Exchange, Exchanging, World
+from hvd_compress.core.totals import Products
 from hvd_compress.methods.lowrank import LowRank, flat
 from hvd_compress.ops import Ops
 
@@ -65,14 +66,14 @@ class ACPSGD(LowRank):
             qs = [ops.orthogonalise(q) for q in self.right(ops, bucket, state.q)]
             mine = [ops.project(m, q) for m, q in zip(ms, qs, strict=True)]
             p = yield AllReduce(flat(ops, mine))
-            total = ops.products(self.left(ops, bucket, p), qs)
+            total = Products(self.left(ops, bucket, p), qs)
             return Exchange(total, (mine, qs), ACPSGDState(state.step + 1, p / world.size, flat(ops, qs)))
 
         def right() -> Exchanging:
             ps = [ops.orthogonalise(p) for p in self.left(ops, bucket, state.p)]
             mine = [ops.project_back(m, p) for m, p in zip(ms, ps, strict=True)]
             q = yield AllReduce(flat(ops, mine))
-            total = ops.products(ps, self.right(ops, bucket, q))
+            total = Products(ps, self.right(ops, bucket, q))
             return Exchange(total, (ps, mine), ACPSGDState(state.step + 1, flat(ops, ps), q / world.size))
 
         taken: Exchange = yield Branch(ops.stage(state.step % 2, [1]), (left, right))

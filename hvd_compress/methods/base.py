@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from hvd_compress.bucket import Bucket, Shape
-from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, State, World
+from hvd_compress.core.bucket import Bucket, Shape
+from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, State, World
 from hvd_compress.errors import SpecError
 from hvd_compress.ops import Ops
 

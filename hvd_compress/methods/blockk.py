@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, World
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, World
 from hvd_compress.methods.base import Counted, Method, check_range, count
 from hvd_compress.ops import Ops
 

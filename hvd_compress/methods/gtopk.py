@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import Array, Exchange, Exchanging, State, World
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import Array, Exchange, Exchanging, State, World
+from hvd_compress.core.totals import Scattered, Total, dense
 from hvd_compress.methods.base import count
 from hvd_compress.methods.topk import TopK
 from hvd_compress.ops import Ops
@@ -34,11 +34,10 @@ class GTopK(TopK):
     name = "gtopk"
     paper = "Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification, 2019"
 
-    def combine(self, ops: Ops, bucket: Bucket, pieces: Iterable[tuple[Array, Array]]) -> Array:
-        pieces = list(pieces)
+    def combine(self, ops: Ops, bucket: Bucket, pieces: list[tuple[Array, Array]]) -> Total:
         winners = self._merge(ops, bucket, pieces)
-        summed = super().combine(ops, bucket, pieces)
-        return ops.put(ops.zeros((bucket.numel,), bucket.dtype), winners, ops.take(summed, winners))
+        summed = ops.scatter_sum(bucket.numel, bucket.dtype, pieces)
+        return Scattered([(winners, ops.take(summed, winners))], bucket.numel, bucket.dtype)
 
     def _merge(self, ops: Ops, bucket: Bucket, chosen: list[tuple[Array, Array]]) -> Array:
         """The indices that are left when neighbours have been merged until one set remains."""
@@ -46,7 +45,7 @@ class GTopK(TopK):
         while len(chosen) > 1:
             merged = []
             for pair in zip(chosen[::2], chosen[1::2], strict=False):
-                summed = super().combine(ops, bucket, pair)
+                summed = ops.scatter_sum(bucket.numel, bucket.dtype, pair)
                 kept = ops.top_indices(summed, k)
                 merged.append((kept, ops.take(summed, kept)))
             chosen = [*merged, *(chosen[-1:] if len(chosen) % 2 else [])]
@@ -54,6 +53,7 @@ class GTopK(TopK):
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
         total, (indices, values), state, _ = yield from super().exchange(ops, bucket, x, state, world)
+        total = dense(ops, total)
         # A coordinate of S whose contributions cancel to zero counts as one that was not taken, which loses nothing.
         taken = ops.cast(ops.take(total, indices) != 0, ops.dtype(values))
         return Exchange(total, (indices, values * taken), state)

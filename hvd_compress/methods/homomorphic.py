@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from hvd_compress.bucket import Bucket, Shape
-from hvd_compress.collectives import AllReduce, Array, Branch, Exchange, Exchanging, SaturatingSum, World
+from hvd_compress.core.bucket import Bucket, Shape
+from hvd_compress.core.collectives import AllReduce, Array, Branch, Exchange, Exchanging, SaturatingSum, World
 from hvd_compress.methods.base import Counted, Method, check_range, count
 from hvd_compress.ops import Ops
 from hvd_compress.ops.sketch import CROWD, HASHES, Sketch

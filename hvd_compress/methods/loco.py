@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import Array, Exchange, Exchanging, World
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import Array, Exchange, Exchanging, World
 from hvd_compress.methods.base import Method, check_range
 from hvd_compress.methods.quantised import part_size, two_step
 from hvd_compress.ops import Ops

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hvd_compress.bucket import Bucket, Shape
-from hvd_compress.collectives import Array
+from hvd_compress.core.bucket import Bucket, Shape
+from hvd_compress.core.collectives import Array
 from hvd_compress.methods.base import Method, check_range
 from hvd_compress.ops import Ops, mix_seed
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, World
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, World
+from hvd_compress.core.totals import Products
 from hvd_compress.methods.base import check_range
 from hvd_compress.methods.lowrank import LowRank, flat
 from hvd_compress.ops import Ops
@@ -74,7 +75,7 @@ class PowerSGD(LowRank):
             mine = [ops.project_back(m, p) for m, p in zip(ms, ps, strict=True)]
             q = yield AllReduce(flat(ops, mine))
 
-        total = ops.products(ps, self.right(ops, bucket, q))
+        total = Products(ps, self.right(ops, bucket, q))
         return Exchange(total, (ps, mine), PowerSGDState(q / world.size))
 
     def retain(self, ops: Ops, corrected: Array, sent: tuple[list[Array], list[Array]]) -> Array:

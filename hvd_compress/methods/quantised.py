@@ -7,8 +7,9 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import AllGather, AllToAll, Array, Collective, Exchange, Exchanging, World
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import AllGather, AllToAll, Array, Collective, Exchange, Exchanging, World
+from hvd_compress.core.totals import Coded, coded
 from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops
 from hvd_compress.ops.code import Code
@@ -95,7 +96,8 @@ class Quantised(Method):
         if not self.twoway:
             data, left = ops.quantise(x, self.code, seed, late, keep)
             del x  # as much memory as the sum will take
-            total = ops.dequantise((yield AllGather(data)), self.code, bucket.numel, bucket.dtype)
+            rows = yield AllGather(data)
+            total = coded(ops, rows, self.code, bucket.numel, bucket.numel, bucket.dtype)
             return Exchange(total, None, QuantisedState(state.step + 1, ()), left)
 
         kept = state.served
@@ -104,14 +106,14 @@ class Quantised(Method):
             nonlocal kept
             served = kept if self._serves else None
             again = self._seed(ops, bucket.seed, state.step, world.rank, 1)
-            answer, left = ops.quantise(total, self.code, again, served, keep=self._serves)
-            kept = left if self._serves else kept
+            answer, rest = ops.quantise(total, self.code, again, served, keep=self._serves)
+            kept = rest if self._serves else kept
             return answer
 
-        coded = ops.quantise_parts(x, world.size, self.code, seed, late, keep)
+        codes, left = ops.quantise_parts(x, world.size, self.code, seed, late, keep)
         del x
-        total = yield from two_step(ops, bucket, coded[0], world, self.code, serve)
-        return Exchange(total, None, QuantisedState(state.step + 1, kept), coded[1])
+        total = yield from two_step(ops, bucket, codes, world, self.code, serve)
+        return Exchange(total, None, QuantisedState(state.step + 1, kept), left)
 
 
 def part_size(bucket: Bucket, size: int) -> int:
@@ -121,7 +123,7 @@ def part_size(bucket: Bucket, size: int) -> int:
 
 def two_step(
     ops: Ops, bucket: Bucket, codes: Array, world: World, code: Code, serve: Callable[[Array], Array]
-) -> Generator[Collective, Any, Array]:
+) -> Generator[Collective, Any, Coded]:
     """Sum with each rank as the server of a part: an alltoall of codes, then an allgather of the answers.
 
     Args:
@@ -133,9 +135,9 @@ def two_step(
         serve: Makes the answer of the decoded sum of a part.
 
     Returns:
-        The decoded answers as one array.
+        The answers, to be decoded one after another.
     """
     part = part_size(bucket, world.size)
     received = yield AllToAll(codes)
     answers = yield AllGather(serve(ops.dequantise(received, code, part, bucket.dtype)))
-    return ops.dequantise(answers, code, part, bucket.dtype, join=True)[: bucket.numel]
+    return coded(ops, answers, code, part, bucket.numel, bucket.dtype, join=True)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, World
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, World
+from hvd_compress.core.totals import Scattered
 from hvd_compress.methods.base import Counted, Method, check_range, count
 from hvd_compress.ops import Ops
 
@@ -63,7 +64,7 @@ class RandomK(Method):
             values = values * ops.cast(lengths, bucket.dtype)
         summed = yield AllReduce(values)
 
-        total = ops.put(ops.zeros((bucket.numel,), bucket.dtype), indices, summed)
+        total = Scattered([(indices, summed)], bucket.numel, bucket.dtype)
         return Exchange(total, indices, Counted(state.step + 1))
 
     def retain(self, ops: Ops, corrected: Array, sent: Array) -> Array:

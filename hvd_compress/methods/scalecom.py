@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, World
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, World
+from hvd_compress.core.totals import Scattered
 from hvd_compress.methods.base import Counted, Method, check_range, count
 from hvd_compress.methods.sparse import within
 from hvd_compress.ops import Ops
@@ -57,7 +58,7 @@ class ScaleCom(Method):
         )
         indices = within(ops, ops.cast((yield AllReduce(indices)), "int64"), bucket, "the leader")
         summed = yield AllReduce(ops.take(x, indices))
-        total = ops.put(ops.zeros((bucket.numel,), bucket.dtype), indices, summed)
+        total = Scattered([(indices, summed)], bucket.numel, bucket.dtype)
         return Exchange(total, indices, Counted(state.step + 1))
 
     def retain(self, ops: Ops, corrected: Array, sent: Array) -> Array:

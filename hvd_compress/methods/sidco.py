@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import Array
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import Array
 from hvd_compress.methods.base import check_range, count
 from hvd_compress.methods.sparse import Sparse
 from hvd_compress.ops import Ops

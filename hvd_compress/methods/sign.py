@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import AllGather, Array, Exchange, Exchanging, World
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import AllGather, Array, Exchange, Exchanging, World
+from hvd_compress.core.totals import dense
 from hvd_compress.methods.base import Method, check_range
 from hvd_compress.methods.quantised import two_step
 from hvd_compress.ops import Ops
@@ -69,7 +70,7 @@ class SignSGD(Method):
             vote = yield from two_step(
                 ops, bucket, votes, world, VOTES, lambda count: ops.quantise(ops.majority(count, seed, 1), VOTES)[0]
             )
-            total = ops.scale(vote, world.size)
+            total = ops.scale(dense(ops, vote), world.size)
         else:
             votes = yield AllGather(ops.quantise(x, VOTES)[0])
             count = ops.dequantise(votes, VOTES, bucket.numel, bucket.dtype)

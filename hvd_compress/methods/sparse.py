@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import AllGather, Array, Exchange, Exchanging, State, World
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import AllGather, Array, Exchange, Exchanging, State, World
+from hvd_compress.core.totals import Scattered, Total
 from hvd_compress.methods.base import Method, check_range
 from hvd_compress.ops import DAMAGED, Ops
 
@@ -51,12 +52,13 @@ class Sparse(Method):
     def select(self, ops: Ops, bucket: Bucket, x: Array, state: State) -> tuple[Array, State]:
         """Choose what to send: ascending indices, and the next state."""
 
-    def combine(self, ops: Ops, bucket: Bucket, pieces: Iterable[tuple[Array, Array]]) -> Array:
+    def combine(self, ops: Ops, bucket: Bucket, pieces: list[tuple[Array, Array]]) -> Total:
         """Add up the indices and values of all ranks.
 
         One rank after another: within one the indices differ, so the order of the additions is fixed.
         """
-        return ops.scatter_sum(bucket.numel, bucket.dtype, list(pieces))
+        del ops
+        return Scattered(pieces, bucket.numel, bucket.dtype)
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
         indices, state = self.select(ops, bucket, x, state)

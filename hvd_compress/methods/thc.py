@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import AllReduce, Array, Exchange, Exchanging, SaturatingSum, World
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, SaturatingSum, World
 from hvd_compress.errors import SpecError
 from hvd_compress.methods.base import Counted, Method, check_range
 from hvd_compress.ops import Ops

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import Array, State
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import Array, State
 from hvd_compress.methods.base import check_range
 from hvd_compress.methods.sparse import Sparse
 from hvd_compress.ops import Ops

@@ -15,8 +15,8 @@ from hvd_compress.errors import GradientError, StateError
 from hvd_compress.measure import vnmse
 from hvd_compress.merging import DEFAULT_MERGE, Gradient, Merge, check_merge, gradient
 from hvd_compress.methods.base import Method
-from hvd_compress.mpi.driver import Arr, Driver
 from hvd_compress.mpi.session import Session
+from hvd_compress.mpi.transport import Arr, MPITransport
 from hvd_compress.saved import Loaded, Saved, from_dict, to_dict
 from hvd_compress.spec import as_method, to_spec
 from hvd_compress.stats import Meter, Stats
@@ -54,8 +54,8 @@ class Aggregator:
         self.method = as_method(method)
         self.merge = merge
         self._given = comm
-        self._driver = Driver(comm)
         self._meter = Meter()
+        self._transport = MPITransport(comm, self._meter)
         self._session: Session | None = None
         self._loaded = Loaded()
         self._agreed = False
@@ -78,7 +78,7 @@ class Aggregator:
 
         What can be read (`residual`, `stats`, `state_dict`, `save`) stays.
         """
-        self._driver.close()
+        self._transport.close()
 
     @overload
     def step(self, grads: Mapping[str, Arr]) -> dict[str, Arr]: ...
@@ -117,7 +117,7 @@ class Aggregator:
             verdict = finite if self._agreed else _NEW
         except Exception as error:  # whatever it is, the others must not wait for this rank
             problem, verdict = error, _REFUSED
-        agreed = self._driver.highest(verdict)
+        agreed = self._transport.highest(verdict)
         self._meter.bytes_sent += 1
         if problem is not None:
             raise problem
@@ -127,7 +127,7 @@ class Aggregator:
             )
         if agreed == _NEW:
             self._agree(session, method)
-            agreed = self._driver.highest(finite)
+            agreed = self._transport.highest(finite)
         if agreed == _SPOILT:
             return {name: np.full_like(array, np.nan) for name, array in arrays.items()}
         means = session.exchange(list(arrays.values()))
@@ -138,14 +138,14 @@ class Aggregator:
     def _agree(self, session: Session, method: Method) -> None:
         """Make sure that all ranks have the same method and gradients, and go on from the same saved state."""
         facts = agreement.describe(method, self.merge, session.gradients, self._restored)
-        session.job = agreement.check(self._driver.gather_bytes(facts))
+        session.job = agreement.check(self._transport.gather_bytes(facts))
         self._session, self._loaded = session, Loaded()
         self._agreed, self._restored = True, ""
 
     def _fitting(self, gradients: list[Gradient], method: Method) -> Session:
         """The session of these gradients, in the first step a new one."""
         if self._session is None:
-            session, self._restored = Session(gradients, method, self.merge, self._driver, self._meter), ""
+            session, self._restored = Session(gradients, method, self.merge, self._transport, self._meter), ""
             self._restore(session, self._loaded)
             return session
         if gradients != self._session.gradients:
@@ -204,11 +204,11 @@ class Aggregator:
         Raises:
             StateError: If no save is complete, a file is damaged, or the states do not fit. Nothing is changed.
         """
-        self._load(checkpoint.load(folder, *self._driver.world))
+        self._load(checkpoint.load(folder, self._transport.world.rank, self._transport.world.size))
 
     def _saved(self) -> Saved:
         sessions = {self._session.label: self._session.saved()} if self._session else {}
-        return self._loaded.join(to_spec(self.method), self._driver.world, sessions)
+        return self._loaded.join(to_spec(self.method), self._transport.world, sessions)
 
     def _load(self, saved: list[Saved]) -> None:
         loaded = Loaded()
@@ -222,7 +222,7 @@ class Aggregator:
         """Give a session what was loaded, if anything was; the ranks compare it in their next step."""
         if not loaded.names():
             return
-        saved = loaded.find(session.label, session.kept(), self._driver.world)
+        saved = loaded.find(session.label, session.kept(), self._transport.world)
         if saved is None:
             gradients = [g.name for g in session.gradients]
             raise StateError(f"this state is of a model with other gradients than {gradients}")

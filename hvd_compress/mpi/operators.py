@@ -19,15 +19,15 @@ from hvd_compress.kernels import cpu
 
 @cache
 def saturating_sum(bits: int, zero: int) -> MPI.Op:
-    """The operator of `hvd_compress.collectives.SaturatingSum`, on bytes.
+    """The operator of `hvd_compress.core.collectives.SaturatingSum`, on bytes.
 
     For codes a and b it gives::
 
         clip((a - zero) + (b - zero), -zero, 2^bits - 1 - zero) + zero
 
     It clips at every hop. Where a sum leaves the range on its way and would come back, the result depends on the order
-    in which MPI adds, and may differ from that of `hvd_compress.lowering`, which clips once. The width divides 8, so
-    any run of bytes holds whole codes.
+    in which MPI adds, and may differ from that of `hvd_compress.core.lowering`, which clips once. The width divides 8,
+    so any run of bytes holds whole codes.
     """
 
     def combine(source: Any, target: Any, datatype: MPI.Datatype) -> None:

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from hvd_compress import agreement
-from hvd_compress.collectives import Exchange, State, take_branches
+from hvd_compress.core.collectives import Exchange, State
+from hvd_compress.core.totals import dense
+from hvd_compress.core.transport import InFlight
 from hvd_compress.merging import Gradient, Merge, Planned, plan
 from hvd_compress.methods.base import Method
-from hvd_compress.mpi.driver import Arr, Driver
+from hvd_compress.mpi.transport import Arr, MPITransport
 from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
 from hvd_compress.redistribution import Kept
 from hvd_compress.saved import SavedSession, fingerprint
 from hvd_compress.state import filled, flatten, residual_of, roles
-from hvd_compress.stats import Meter, Phase
+from hvd_compress.stats import Meter
 
 
 class Session:
@@ -25,7 +27,7 @@ class Session:
         gradients: In the order in which the parameters are used.
         method: What compresses.
         merge: See `hvd_compress.merging.plan`.
-        driver: Performs the collectives; making a session needs none.
+        transport: Performs the collectives; making a session needs none.
         meter: Counts bytes and time.
 
     Attributes:
@@ -36,16 +38,16 @@ class Session:
     """
 
     def __init__(
-        self, gradients: Sequence[Gradient], method: Method, merge: Merge, driver: Driver, meter: Meter
+        self, gradients: Sequence[Gradient], method: Method, merge: Merge, transport: MPITransport, meter: Meter
     ) -> None:
         self.gradients = list(gradients)
         self.label = agreement.label(self.gradients)
         self.steps = self.job = 0
-        self._driver = driver
+        self._transport = transport
         self._meter = meter
         self._ops = NumpyCompiledOps()
         self._plan = plan(self.gradients, method, merge)
-        self.states: list[State] = [p.method.init(self._ops, p.bucket, driver.world.size) for p in self._plan]
+        self.states: list[State] = [p.method.init(self._ops, p.bucket, transport.world.size) for p in self._plan]
 
     def exchange(self, arrays: Sequence[Arr]) -> list[Arr]:
         """Give the means of the gradients, in their shapes and dtypes, and take over the new states."""
@@ -55,7 +57,8 @@ class Session:
             result = self._run(planned, arrays, state)
             states.append(result.state)
             with self._meter.time("decode"):
-                pieces = self._ops.split(result.total / self._driver.world.size, planned.bucket.sizes)
+                mean = dense(self._ops, result.total) / self._transport.world.size
+                pieces = self._ops.split(mean, planned.bucket.sizes)
                 for i, piece in zip(planned.members, pieces, strict=True):
                     means[i][...] = piece.reshape(means[i].shape)
         self.states = states
@@ -63,21 +66,14 @@ class Session:
         return means
 
     def _run(self, planned: Planned, arrays: Sequence[Arr], state: State) -> Exchange:
-        bucket, phase, reply = planned.bucket, _ENCODE, None
-        with self._meter.time(phase):
+        bucket = planned.bucket
+        with self._meter.time("encode"):
             x = np.concatenate([arrays[i].ravel() for i in planned.members]).astype(bucket.dtype)
-            running = take_branches(planned.method.exchange(self._ops, bucket, x, state, self._driver.world))
-        while True:
-            with self._meter.time(phase):
-                try:
-                    message = running.send(reply)
-                except StopIteration as end:
-                    result: Exchange = end.value
-                    return result
-            self._meter.bytes_sent += message.array.nbytes
-            with self._meter.time("wait"):
-                reply = self._driver.perform(message)
-            phase = _DECODE
+            flight = InFlight(planned.method, self._ops, bucket, x, state, self._transport, "", self._meter.count)
+        with self._meter.time("decode"):
+            while flight.result is None:
+                flight.go_on()
+        return flight.ended
 
     def residual(self) -> dict[str, Arr]:
         """What this rank has kept back, by gradient name."""
@@ -107,14 +103,11 @@ class Session:
             for key, one in kept.items()
         }
         shared = fingerprint(buckets, dict(zip(kept, map(roles, self.states), strict=True)))
-        return SavedSession(*self._driver.world, self.steps, buckets, job=self.job, shared=shared)
+        world = self._transport.world
+        return SavedSession(world.rank, world.size, self.steps, buckets, job=self.job, shared=shared)
 
     def restore(self, saved: SavedSession) -> None:
         """Take over states that have been checked."""
         self.steps, self.job = saved.steps, saved.job
         for number, planned in enumerate(self._plan):
             self.states[number] = filled(self.states[number], saved.buckets[planned.bucket.key])
-
-
-_ENCODE: Phase = "encode"
-_DECODE: Phase = "decode"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy.typing as npt
 
-from hvd_compress.bucket import Shape
-from hvd_compress.collectives import Array
+from hvd_compress.core.bucket import Shape
+from hvd_compress.core.collectives import Array
 
 if TYPE_CHECKING:
     from hvd_compress.ops.code import Code

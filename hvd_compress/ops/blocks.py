@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hvd_compress.collectives import Array
+from hvd_compress.core.collectives import Array
 from hvd_compress.ops import Ops
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from hvd_compress.collectives import Array
+from hvd_compress.core.collectives import Array
 from hvd_compress.ops import Ops
 from hvd_compress.ops.blocks import Blocks
 from hvd_compress.ops.code import Code

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hvd_compress.collectives import Array
+from hvd_compress.core.collectives import Array
 from hvd_compress.kernels import cpu
 from hvd_compress.ops.code import Code
 from hvd_compress.ops.composed import Composed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hvd_compress.collectives import Array
+from hvd_compress.core.collectives import Array
 from hvd_compress.ops import Ops, packing
 from hvd_compress.ops import lanes as lanes_
 from hvd_compress.ops.code import Code

@@ -8,7 +8,7 @@ are unique.
 
 from __future__ import annotations
 
-from hvd_compress.collectives import Array
+from hvd_compress.core.collectives import Array
 from hvd_compress.ops import Ops
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvd_compress.bucket import Shape
+from hvd_compress.core.bucket import Shape
 from hvd_compress.errors import ExchangeError
 from hvd_compress.ops import MIX, mix_seed, second_key, wrong_length
 from hvd_compress.ops.composed import Composed

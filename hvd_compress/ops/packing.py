@@ -9,7 +9,7 @@ all n) followed by a plane of 1-bit codes.
 
 from __future__ import annotations
 
-from hvd_compress.collectives import Array
+from hvd_compress.core.collectives import Array
 from hvd_compress.ops import Ops
 
 GROUP = 512

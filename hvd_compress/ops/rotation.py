@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvd_compress.collectives import Array
+from hvd_compress.core.collectives import Array
 from hvd_compress.ops import Ops
 
 _FACTOR = 5

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from hvd_compress.bucket import Shape
+from hvd_compress.core.bucket import Shape
 from hvd_compress.errors import ExchangeError
 from hvd_compress.kernels import cpu
 from hvd_compress.ops import KEY, MASK, MIX, wrong_length

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,11 +12,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hvd_compress.bucket import Shape
+from hvd_compress.core.bucket import Shape
+from hvd_compress.core.totals import Coded, Products, Scattered, Total, dense
 from hvd_compress.errors import ExchangeError
 from hvd_compress.kernels import cpu
 from hvd_compress.ops import MIX, mix_seed, second_key, wrong_length
 from hvd_compress.ops.compiled import Compiled, OnHost, Out
+from hvd_compress.ops.delivery import Places, deliver_parts
 
 
 class TorchOps(OnHost):
@@ -75,10 +78,11 @@ class TorchOps(OnHost):
         buffer[span].add_(residual[span])
         return peak
 
-    def deliver(self, total: Tensor, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> None:
+    def deliver(self, total: Total, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> None:
         """Write pieces of a sum, times a factor, to tensors of their own."""
+        whole = dense(self, total)
         for span, to in pieces:
-            torch.mul(total[span].view(to.shape), factor, out=to)
+            torch.mul(whole[span].view(to.shape), factor, out=to)
 
     def reshape(self, x: Tensor, shape: Shape) -> Tensor:
         return x.reshape(shape)
@@ -284,14 +288,20 @@ class TorchCpuOps(Compiled, TorchOps):
         addresses = (buffer.data_ptr() + start, residual.data_ptr() + start, grad.data_ptr())
         return 0.0 if cpu.absorb_at(*addresses, grad.numel(), scale) else math.nan
 
-    def deliver(self, total: Tensor, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> None:
-        fast = [(span, to) for span, to in pieces if _fast(to)] if total.dtype is torch.float32 else []
-        if fast:
-            starts, addresses = [span.start for span, _ in fast], [to.data_ptr() for _, to in fast]
-            sizes = [span.stop - span.start for span, _ in fast]
-            cpu.deliver(total.numpy(), np.array(starts), np.array(addresses), np.array(sizes), factor)
-        if len(fast) < len(pieces):
-            super().deliver(total, [piece for piece in pieces if not _fast(piece[1])] if fast else pieces, factor)
+    def deliver(self, total: Total, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> None:
+        if not isinstance(total, Tensor) and not all(_fast(to) for _, to in pieces):
+            total = dense(self, total)
+        if isinstance(total, Products) and total.lefts[0].dtype is torch.float32:
+            _multiply(total, pieces, factor)
+        elif isinstance(total, Scattered | Coded) and total.dtype == "float32":
+            deliver_parts(total, pieces, factor)
+        else:
+            whole = dense(self, total)
+            fast = [piece for piece in pieces if _fast(piece[1])] if whole.dtype is torch.float32 else []
+            if fast:
+                Places.of(fast).write(whole.numpy(), 0, factor)
+            if len(fast) < len(pieces):
+                super().deliver(whole, [piece for piece in pieces if not _fast(piece[1])] if fast else pieces, factor)
 
     def fill(self, buffer: Tensor, span: slice, grad: Tensor, scale: float) -> float:
         single = buffer.dtype is torch.float32
@@ -304,6 +314,16 @@ class TorchCpuOps(Compiled, TorchOps):
         elif not (finite := bool(grad.isfinite().all())):
             buffer[span].zero_()
         return 0.0 if finite else math.nan
+
+
+def _multiply(total: Products, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> None:
+    """Write products where they belong."""
+    sizes = [p.shape[0] * q.shape[0] for p, q in zip(total.lefts, total.rights, strict=True)]
+    lefts = torch._foreach_mul(list(total.lefts), factor)
+    factors = dict(zip(accumulate(sizes, initial=0), zip(lefts, total.rights, strict=True), strict=False))
+    for span, to in pieces:
+        p, q = factors[span.start]
+        torch.mm(p, q.T, out=to.view(p.shape[0], q.shape[0]))
 
 
 def _fast(x: Tensor) -> bool:

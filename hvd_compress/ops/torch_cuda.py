@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hvd_compress.collectives import Array
+from hvd_compress.core.collectives import Array
 from hvd_compress.kernels import cuda
 from hvd_compress.ops.code import Code
 from hvd_compress.ops.torch import TorchOps

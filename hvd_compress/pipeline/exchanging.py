@@ -8,12 +8,23 @@ for the replies. So every method can be received, and none has to be taken apart
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import AllGather, AllReduce, Array, Collective, Exchange, State, World, take_branches
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import (
+    AllGather,
+    AllReduce,
+    Array,
+    Collective,
+    Exchange,
+    State,
+    World,
+    run,
+    take_branches,
+)
+from hvd_compress.core.totals import dense
 from hvd_compress.errors import ExchangeError
 from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops, wrong_length
@@ -90,13 +101,9 @@ def _reply(ops: Ops, message: Collective, array: Array) -> Array:
 def _run(
     ops: Ops, method: Method, bucket: Bucket, x: Array, state: State, answer: Callable[[Collective], Array]
 ) -> Exchange:
-    running = take_branches(method.exchange(ops, bucket, x, state, _ALONE))
-    reply: Any = None
-    while True:
-        try:
-            message = running.send(reply)
-        except StopIteration as end:
-            exchange: Exchange = end.value
-            return exchange
+    def checked(message: Collective) -> Array:
         assert isinstance(message, AllReduce | AllGather), f"{method!r} is no operator of a boundary"
-        reply = answer(message)
+        return answer(message)
+
+    exchange = run(take_branches(method.exchange(ops, bucket, x, state, _ALONE)), checked)
+    return exchange._replace(total=dense(ops, exchange.total))

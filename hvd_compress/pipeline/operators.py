@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import AllGather, AllReduce, Array, Exchange, Exchanging, State, World
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import AllGather, AllReduce, Array, Exchange, Exchanging, State, World
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method, check_range, count

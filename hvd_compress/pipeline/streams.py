@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from hvd_compress.bucket import Bucket, Shape
-from hvd_compress.collectives import Array, State
+from hvd_compress.core.bucket import Bucket, Shape
+from hvd_compress.core.collectives import Array, State
 from hvd_compress.errors import BoundaryError
 from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops

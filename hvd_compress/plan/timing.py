@@ -1,25 +1,20 @@
 """How long one rank of several compresses and decompresses, in this process.
 
 As in training, memory is used again: what is new to a process takes longer to touch than most methods compute. So the
-results of a step are dropped before the next, and rank 0, which is timed, comes after the others.
+results of a step are dropped before the next, and the last rank is timed.
 """
 
 from __future__ import annotations
 
 import importlib
-import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from hvd_compress.bench.single.kernels import compiled
-from hvd_compress.bench.single.timing import Copy, Floats, seconds
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import State, World, take_branches
-from hvd_compress.local import perform
-from hvd_compress.lowering import lower
-from hvd_compress.methods.base import Method
+from hvd_compress.bench.single.methods import timed_step
+from hvd_compress.bench.single.timing import Copy, seconds
+from hvd_compress.core.bucket import Bucket
 from hvd_compress.ops import Ops
 from hvd_compress.spec import parse
 
@@ -38,14 +33,6 @@ class Timed(NamedTuple):
     encode: float
     decode: float
     copy: float
-
-
-class _Step(NamedTuple):
-    """What a step took rank 0, in seconds, and the states of all ranks after it."""
-
-    encode: float
-    decode: float
-    states: list[State]
 
 
 def time_method(spec: str, size: int, side: int, ranks: int, turns: int) -> Timed:
@@ -68,35 +55,11 @@ def time_method(spec: str, size: int, side: int, ranks: int, turns: int) -> Time
     states = [method.init(ops, bucket, ranks) for _ in grads]
     steps = []
     for _ in range(turns + 1):
-        encode, decode, states = _step(ops, method, bucket, grads, states)
-        steps.append((encode, decode, seconds(copy)))
+        step = timed_step(ops, method, bucket, grads, states, rank=-1)
+        states = step.states
+        steps.append((step.encode, step.decode, seconds(copy)))
     encode, decode, copied = (min(times) / bucket.numel for times in zip(*steps[1:], strict=True))
     return Timed(ranks, encode, decode, copied)
-
-
-def _step(ops: Ops, method: Method, bucket: Bucket, grads: Sequence[Floats], states: Sequence[State]) -> _Step:
-    size = len(grads)
-    running = [
-        take_branches(lower(method.exchange(ops, bucket, ops.constant(x.copy()), state, world), ops, world))
-        for x, state, world in zip(grads, states, (World(rank, size) for rank in range(size)), strict=True)
-    ]
-    replies: list[Any] = [None] * size
-    taken: list[float] = []
-    while True:
-        messages: list[Any] = []
-        after: list[State] = []
-        for rank in reversed(range(size)):
-            begin = time.perf_counter()
-            try:
-                message = running[rank].send(replies.pop())
-                messages.insert(0, message._replace(array=np.asarray(message.array)))
-            except StopIteration as end:
-                after.insert(0, end.value.state)
-            if rank == 0:
-                taken.append(time.perf_counter() - begin)
-        if after:
-            return _Step(sum(taken[:-1]), taken[-1], after)
-        replies = [ops.constant(reply) for reply in perform(messages, size)]
 
 
 def _ops() -> Ops:

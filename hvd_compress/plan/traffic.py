@@ -10,9 +10,9 @@ import numpy as np
 
 from hvd_compress.bench.inputs import RMS, SEED
 from hvd_compress.bench.traffic import SPARSE, messages, share
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import AllGather, AllToAll, Collective, World, take_branches
-from hvd_compress.lowering import lower
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import AllGather, AllToAll, Collective, Drive, World, take_branches
+from hvd_compress.core.lowering import LACKS, lower
 from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.spec import parse
@@ -67,10 +67,11 @@ def sent(spec: str, ranks: int, side: int) -> tuple[Message, ...]:
 def _first_messages(method: Method, bucket: Bucket, x: Any, ranks: int, number: int) -> list[Collective]:
     ops, world = NumpyOps(), World(0, ranks)
     exchanging = method.exchange(ops, bucket, x, method.init(ops, bucket, ranks), world)
-    running = take_branches(lower(exchanging, ops, world))
-    asked = [next(running)]
-    while len(asked) < number:
-        asked.append(running.send(_reply(asked[-1], ranks)))
+    drive = Drive(take_branches(lower(exchanging, ops, world, LACKS)))
+    asked: list[Collective] = []
+    while drive.message is not None and len(asked) < number:
+        asked.append(drive.message)
+        drive.resume(_reply(drive.message, ranks))
     return asked
 
 

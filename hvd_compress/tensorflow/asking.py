@@ -24,9 +24,8 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_compress import agreement
-from hvd_compress.collectives import World
-from hvd_compress.group import Group
-from hvd_compress.tensorflow.driver import gather_bytes
+from hvd_compress.core.collectives import World
+from hvd_compress.tensorflow.transport import GraphTransport
 
 PATIENCE = 30.0
 """Seconds that a rank which traces waits for what the others trace at that time: to be told of a mistake before a graph
@@ -55,14 +54,14 @@ class Question:
     Args:
         facts: From `agreement.describe`.
         first: The smallest name of the variables.
-        group: The ranks.
+        transport: The ranks.
     """
 
-    def __init__(self, facts: bytes, first: str, group: Group) -> None:
+    def __init__(self, facts: bytes, first: str, transport: GraphTransport) -> None:
         self.said = Said(json.dumps({**json.loads(facts), "job": 0}), first, waiting=False)
         self.settled = False
         self.error: BaseException | None = None
-        self._talk = _talk(group)
+        self._talk = _talk(transport)
         self._turn = self._talk.join(self)
 
     def expect(self) -> None:
@@ -104,8 +103,8 @@ class Question:
 class _Talk:
     """The rounds of a set of ranks, of which each begins when the one before has ended."""
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
+    def __init__(self, transport: GraphTransport) -> None:
+        self._transport = transport
         self._lock = threading.Lock()
         self._last: threading.Thread | None = None
         self._open: list[Question] = []  # asked, and without an answer
@@ -128,7 +127,7 @@ class _Talk:
         elif question not in self._open:
             return  # the round before had the answer
         try:
-            self._hear(_exchange(question.said._replace(waiting=waiting), self._group))
+            self._hear(_exchange(question.said._replace(waiting=waiting), self._transport))
         except BaseException as error:  # handed on to those who wait
             self._forget(error)
 
@@ -152,25 +151,25 @@ class _Talk:
         for question in self._open:
             question.error = error
         self._open = []
-        self._named = [Counter() for _ in range(self._group.world.size)]
+        self._named = [Counter() for _ in range(self._transport.world.size)]
 
 
 _talks: dict[tuple[int, World], _Talk] = {}
 
 
-def _talk(group: Group) -> _Talk:
-    return _talks.setdefault((group.process_set.process_set_id, group.world), _Talk(group))
+def _talk(transport: GraphTransport) -> _Talk:
+    return _talks.setdefault((transport.process_set.process_set_id, transport.world), _Talk(transport))
 
 
-def _exchange(mine: Said, group: Group) -> list[Said]:
+def _exchange(mine: Said, transport: GraphTransport) -> list[Said]:
     """What all ranks say in a round.
 
     Where all say the same, an allreduce tells: in that a rank that has joined may be missing.
     """
     words = np.frombuffer(hashlib.sha256(json.dumps(mine).encode()).digest(), np.uint16).astype(np.int64)
     sums = np.concatenate([[1], words, words**2])
-    sums = hvd.mpi_ops._allreduce(tf.constant(sums), name=_NAME, op=hvd.Sum, process_set=group.process_set).numpy()
+    sums = hvd.mpi_ops._allreduce(tf.constant(sums), name=_NAME, op=hvd.Sum, process_set=transport.process_set).numpy()
     if (sums[0] * sums[1 + len(words) :] == sums[1 : 1 + len(words)] ** 2).all():
-        return [mine] * group.world.size
-    lines = gather_bytes(json.dumps(mine).encode() + b"\n", f"{_NAME}.said", group).splitlines()
+        return [mine] * transport.world.size
+    lines = transport.gather_bytes(json.dumps(mine).encode() + b"\n", f"{_NAME}.said").splitlines()
     return [Said(*json.loads(line)) for line in lines]

@@ -15,11 +15,10 @@ import tensorflow as tf
 from horovod.tensorflow.compression import Compressor
 
 from hvd_compress import agreement, checkpoint
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import AllReduce, Exchanging, World
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import AllReduce, Drive, World
 from hvd_compress.errors import ExchangeError, SpecError
 from hvd_compress.face import Catalogue, Made
-from hvd_compress.group import Group
 from hvd_compress.measure import vnmse
 from hvd_compress.merging import Gradient, Merge
 from hvd_compress.methods.base import Method
@@ -34,6 +33,7 @@ from hvd_compress.tensorflow.elastic import step_by_step
 from hvd_compress.tensorflow.lineage import Lineage
 from hvd_compress.tensorflow.session import Ready, Session, describe, name_of
 from hvd_compress.tensorflow.tally import Tally, Untracked
+from hvd_compress.tensorflow.transport import GraphTransport
 
 Tensor: TypeAlias = Any
 
@@ -153,13 +153,10 @@ class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  
             return tf.cast(ctx.total * scale, ctx.like.dtype)
         if ctx is None:
             return tensor
-        try:
-            ctx.send(tensor)
-        except StopIteration as end:
-            return end.value.total
-        raise AssertionError(f"{self.method!r} is linear but has a second round")
+        ctx.resume(tensor)
+        return ctx.ended.total
 
-    def _compress_alone(self, tensor: Tensor, call: Call | None) -> tuple[Tensor, Exchanging]:
+    def _compress_alone(self, tensor: Tensor, call: Call | None) -> tuple[Tensor, Drive[Any]]:
         """Let the one payload of a linear method travel as the gradient's own allreduce: no carrier, no copy."""
         first = call is None or tensor is next(call.gradients[i] for i in _dense(call))
         if call is not None and first:
@@ -167,13 +164,14 @@ class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  
         tensor = tf.convert_to_tensor(tensor)
         bucket = Bucket("", (), tensor.dtype.name)
         exchanging = self.method.exchange(TensorFlowOps(), bucket, tensor, (), World(0, 1))
-        message = next(exchanging)
+        drive = Drive(exchanging)
+        message = drive.message
         assert isinstance(message, AllReduce)
         count = tf.size(tensor, out_type=tf.int64)
         self.tally.add(int(first), count * tensor.dtype.size, count * message.array.dtype.size)
         if call is not None and first:
             self._count_slices(call)
-        return message.array, exchanging
+        return message.array, drive
 
     def _agree(self, call: Call) -> None:
         """See to it that no other rank has a method with a state, whose collectives would not fit."""
@@ -184,7 +182,7 @@ class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  
         if key not in self._agreed.value:
             facts = [Gradient(name_of(v), tuple(v.shape), g.dtype.name) for g, v in pairs]
             said = agreement.describe(self.method, self.merge, facts)
-            Question(said, _first(pairs), Group.of(call.process_set)).expect()
+            Question(said, _first(pairs), GraphTransport.of(call.process_set)).expect()
             self._agreed.value.add(key)
 
     def _ready(self, call: Call) -> Ready:
@@ -240,7 +238,9 @@ class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  
         facts = [describe(gradient, parameter) for gradient, parameter in pairs]
         label = agreement.label(facts)
         name = f"{label}_{next(self._ordinals.value.setdefault(label, count()))}"
-        session = Session(self.method, self.merge, facts, _first(pairs), Group.of(call.process_set), self.tally)
+        session = Session(
+            self.method, self.merge, facts, _first(pairs), GraphTransport.of(call.process_set), self.tally
+        )
         self.sessions[name] = session
         fresh = session.create()
         restored = self._loaded.value.give({name: session})
@@ -269,7 +269,7 @@ class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  
             The file: a ``.npz`` archive without pickle.
         """
         sessions = {name: session.saved() for name, session in self.sessions.items()}
-        world = Group.of(hvd.global_process_set).world
+        world = GraphTransport.of(hvd.global_process_set).world
         return checkpoint.save(folder, self._loaded.value.join(to_spec(self.method), world, sessions))
 
     def load(self, folder: str | os.PathLike[str]) -> None:
@@ -282,7 +282,8 @@ class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  
             StateError: If no save is complete, a file is damaged, or the states do not fit. Nothing is changed.
         """
         loaded = Loaded()
-        loaded.put(checkpoint.load(folder, *Group.of(hvd.global_process_set).world), to_spec(self.method))
+        world = GraphTransport.of(hvd.global_process_set).world
+        loaded.put(checkpoint.load(folder, world.rank, world.size), to_spec(self.method))
         loaded.give(self.sessions)
         self._loaded.value = loaded
 

@@ -27,7 +27,7 @@ def step_by_step(session: Session, gradients: list[Tensor], scale: Tensor | None
     def step(*tensors: Tensor) -> list[Tensor]:
         given, scales = list(tensors[: len(gradients)]), tensors[len(gradients) :]
         session.meet()
-        size = session.group.world.size
+        size = session.world.size
         if size == 1:  # Horovod takes the gradients as they are, so nothing must be kept of them
             return [*(tf.cast(given[i], dtypes[i]) for i in full), tf.ones([1], tf.float64)]
         ready = session.build(given, scales[0] if scales else None, 1 / size)

@@ -74,4 +74,4 @@ def _rest(former: Kept, heirs: Sequence[Kept], fresh: Any, roles: dict[str, Role
 
 
 def _same_ranks(a: Session, b: Session) -> bool:
-    return bool(a.group.process_set.process_set_id == b.group.process_set.process_set_id)
+    return a.transport.epoch == b.transport.epoch

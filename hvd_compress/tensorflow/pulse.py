@@ -7,10 +7,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from hvd_compress.collectives import AllReduce
+from hvd_compress.core.collectives import AllReduce
 from hvd_compress.errors import DisagreementError
-from hvd_compress.group import Group
-from hvd_compress.tensorflow.driver import perform
+from hvd_compress.tensorflow.transport import GraphTransport
 
 Tensor: TypeAlias = Any
 
@@ -40,7 +39,7 @@ def draw() -> int:
     return 1 + secrets.randbits(40)
 
 
-def feel(bad: Tensor, steps: Tensor, job: Tensor, drawn: int, name: str, group: Group) -> Pulse:
+def feel(bad: Tensor, steps: Tensor, job: Tensor, drawn: int, name: str, transport: GraphTransport) -> Pulse:
     """Build the allreduce.
 
     Args:
@@ -49,14 +48,14 @@ def feel(bad: Tensor, steps: Tensor, job: Tensor, drawn: int, name: str, group: 
         job: Number of the job that it goes on with; 0 for a new one.
         drawn: From `draw`: what a new one may be numbered.
         name: The same on all ranks.
-        group: The ranks.
+        transport: The ranks.
 
     Raises:
         DisagreementError: If the ranks have done other numbers of steps, or go on with other jobs. In a graph it is
             TensorFlow's InvalidArgumentError, with that in the message.
     """
     mine = tf.stack([tf.cast(bad, tf.int64), steps, -steps, job, -job, tf.constant(drawn, tf.int64)])
-    bad, last, first, job, other, drawn = tf.unstack(perform(AllReduce(mine, "max"), name, group))
+    bad, last, first, job, other, drawn = tf.unstack(transport.start(AllReduce(mine, "max"), name).result())
     same = tf.logical_and(tf.equal(last, -first), tf.equal(job, -other))
     if tf.executing_eagerly() and not same:
         raise DisagreementError(_DIFFERENT.format(*(int(number) for number in (-first, last, -other, job))))

@@ -11,11 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_compress import agreement
-from hvd_compress.collectives import State
+from hvd_compress.core.collectives import State, World
+from hvd_compress.core.lowering import lower
 from hvd_compress.elastic import Membership
 from hvd_compress.errors import GradientError, StateError
-from hvd_compress.group import Group
-from hvd_compress.lowering import lower
 from hvd_compress.merging import PRECISION, Gradient, Merge, Planned, gradient, plan
 from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
@@ -27,8 +26,8 @@ from hvd_compress.spec import to_spec
 from hvd_compress.state import flatten, roles, unflatten
 from hvd_compress.tensorflow import pulse
 from hvd_compress.tensorflow.asking import Question
-from hvd_compress.tensorflow.driver import drive, gather_bytes, outside_of_graphs
 from hvd_compress.tensorflow.tally import Tally, Untracked
+from hvd_compress.tensorflow.transport import GraphTransport, drive, outside_of_graphs
 
 Tensor: TypeAlias = Any
 Leaves: TypeAlias = "dict[str, np.ndarray[Any, Any] | int]"
@@ -64,11 +63,11 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         merge: How gradients are put into buckets.
         gradients: Name, shape and dtype of each.
         first: The smallest name of their variables, as these are numbered in this process.
-        group: The ranks that take part.
+        transport: The ranks that take part.
         tally: Counts steps and bytes.
 
     Attributes:
-        group: The ranks that take part.
+        transport: The ranks that take part.
         slots: The state: bucket, then leaf, then variable. Tracked by checkpoints.
         steps: How many there have been: a variable.
         job: Number of what the ranks do together, drawn by one of them in the first step: a variable.
@@ -78,24 +77,35 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
     """
 
     def __init__(
-        self, method: Method, merge: Merge, gradients: list[Gradient], first: str, group: Group, tally: Tally
+        self,
+        method: Method,
+        merge: Merge,
+        gradients: list[Gradient],
+        first: str,
+        transport: GraphTransport,
+        tally: Tally,
     ) -> None:
         super().__init__(name="hvd_compress_session")
         self._count = len(gradients)
         self._facts = agreement.describe(method, merge, gradients)
-        self._question = Untracked(None if agreement.elastic() else Question(self._facts, first, group))
+        self._question = Untracked(None if agreement.elastic() else Question(self._facts, first, transport))
         if self._question.value is not None:
             self._question.value.expect()
         self._membership = Untracked(Membership(zlib.crc32(agreement.label(gradients).encode())))
-        self.group = group
+        self.transport = transport
         # The same on ranks whose models differ in part, so that they meet and are told.
         self._key = min(("/".join(g.name.split("/")[-2:]) for g in gradients), default="")
         self._prefix = f"hvd_compress.{agreement.label(gradients)}"
         self._plan = Untracked(plan(gradients, method, merge))
         self._tally = Untracked(tally)
         self._drawn = pulse.draw()
-        self._origin = [*group.world, zlib.crc32(to_spec(method).encode())]
+        self._origin = [transport.world.rank, transport.world.size, zlib.crc32(to_spec(method).encode())]
         self.slots: dict[str, dict[str, tf.Variable]] = {}
+
+    @property
+    def world(self) -> World:
+        """The ranks that take part."""
+        return self.transport.world
 
     def create(self) -> bool:
         """Make the variables. Whoever tracks the session must do so before, so that a checkpoint can restore them.
@@ -124,7 +134,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
 
     def _check_origin(self, rank: int, size: int, method: int) -> None:
         if [rank, size, method] != self._origin:
-            here = self.group.world
+            here = self.transport.world
             by = "" if method == self._origin[2] else " by another method"
             raise StateError(
                 f"the checkpoint was saved on rank {rank} of {size}{by} and cannot be restored on rank {here.rank} of"
@@ -133,7 +143,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
             )
 
     def _initial(self, planned: Planned) -> State:
-        return planned.method.init(NumpyOps(), planned.bucket, self.group.world.size)
+        return planned.method.init(NumpyOps(), planned.bucket, self.transport.world.size)
 
     def states(self) -> list[State]:
         """The states of all buckets, as they are now; their leaves are variables."""
@@ -182,7 +192,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         buckets = self.read()
         steps, job = outside_of_graphs(lambda: (int(self.steps.numpy()), int(self.job.numpy())))
         shared = fingerprint(buckets, self.roles())
-        return SavedSession(*self.group.world, steps, buckets, job=job, shared=shared)
+        return SavedSession(self.world.rank, self.world.size, steps, buckets, job=job, shared=shared)
 
     def restore(self, saved: SavedSession) -> None:
         """Take over a state that has been checked."""
@@ -200,19 +210,21 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         Raises:
             DisagreementError: If a newcomer is not set up as the others are.
         """
-        group = Group.of(self.group.process_set)
+        transport = GraphTransport.of(self.transport.process_set)
         meeting = self._membership.value.meet(
-            group.world,
+            transport.world,
             int(self.steps.numpy()),
-            lambda data, name: gather_bytes(data, f"{name}.{self._key}", group),
+            lambda data, name: transport.gather_bytes(data, f"{name}.{self._key}"),
             self._facts,
             self.by_bucket,
         )
-        self.group = group
+        self.transport = transport
         if meeting is not None:
             self.job.assign(meeting.job)
             if meeting.leaves:
-                self.restore(SavedSession(*group.world, meeting.steps, meeting.leaves, job=meeting.job))
+                self.restore(
+                    SavedSession(self.world.rank, self.world.size, meeting.steps, meeting.leaves, job=meeting.job)
+                )
 
     def build(self, gradients: list[Tensor], scale: Tensor | None = None, factor: float = 1.0) -> Ready:
         """Build the exchange of one step into the current graph.
@@ -231,7 +243,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         merged = [ops.merge([true[i] for i in planned.members]) for planned in self._plan.value]
         bad = tf.add_n([tf.constant(0), *(count for _, count in merged)])
         steps, job = self.steps.read_value(), self.job.read_value()
-        all_finite, job = pulse.feel(bad, steps, job, self._drawn, f"{self._prefix}.finite", self.group)
+        all_finite, job = pulse.feel(bad, steps, job, self._drawn, f"{self._prefix}.finite", self.transport)
         carrier = tf.where(all_finite, tf.constant([1.0], tf.float64), np.nan)
 
         totals: list[Tensor | None] = [None] * len(gradients)
@@ -256,7 +268,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
             self.job.assign(job)
             self.steps.assign_add(1)
         self._note_end(totals)
-        return Ready(totals, carrier, self.group.world.size)
+        return Ready(totals, carrier, self.transport.world.size)
 
     def _earlier(self) -> list[tf.Operation]:
         """The ends of other exchanges in this graph by the same names: two models may have variables of equal names."""
@@ -276,9 +288,9 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         """Build the exchange of one bucket; gives the totals, the changes of state, and the payload bytes."""
         bucket, ops, variables = planned.bucket, tensorflow_ops(), self.slots[planned.bucket.key]
         state = unflatten(self._initial(planned), {path: variable.read_value() for path, variable in variables.items()})
-        exchanging = planned.method.exchange(ops, bucket, x, state, self.group.world)
-        exchanging = lower(exchanging, ops, self.group.world)
-        exchange, sent = drive(exchanging, f"{self._prefix}.{bucket.key}", self.group, after)
+        exchanging = planned.method.exchange(ops, bucket, x, state, self.world)
+        exchanging = lower(exchanging, ops, self.world, self.transport.missing)
+        exchange, sent = drive(exchanging, f"{self._prefix}.{bucket.key}", self.transport, after)
         pieces = zip(ops.split(exchange.total, bucket.sizes), bucket.shapes, strict=True)
         changes = [(variables[path], leaf) for path, leaf in flatten(exchange.state).items()]
         return [tf.reshape(piece, shape) for piece, shape in pieces], changes, sent

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from hvd_compress.stats import Stats
 from hvd_compress.tensorflow.caller import in_session
-from hvd_compress.tensorflow.driver import outside_of_graphs
+from hvd_compress.tensorflow.transport import outside_of_graphs
 
 
 class Untracked:

@@ -1,6 +1,6 @@
-"""Gradient compression for `horovod.torch`.
+"""Gradient compression for PyTorch.
 
-Use::
+Use, with `horovod.torch`::
 
     from hvd_compress.torch import Compression
 
@@ -10,18 +10,44 @@ Use::
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from hvd_compress.errors import MissingPackageError
 
-try:
-    import horovod.torch
-except ImportError as error:
-    raise MissingPackageError(
-        f"hvd_compress.torch needs PyTorch and a Horovod built for it ({error});"
-        " install them with: pip install 'hvd-compress[torch]'"
-    ) from error
-
-from hvd_compress.torch.compression import Compression, TorchCompressor
+if TYPE_CHECKING:
+    from hvd_compress.torch.horovod.compression import Compression, TorchCompressor
 
 __all__ = ["Compression", "TorchCompressor"]
 
-del horovod
+
+def _missing(error: ImportError) -> str:
+    return (
+        f"hvd_compress.torch needs PyTorch and a Horovod built for it ({error});"
+        " install them with: pip install 'hvd-compress[torch]'"
+    )
+
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingPackageError(_missing(error)) from error
+del torch
+
+if not TYPE_CHECKING:  # a type checker is to know what there is
+
+    def __getattr__(name: str) -> Any:
+        """Load what needs Horovod when it is asked for: the engine does without."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            import horovod.torch
+        except ImportError as error:
+            raise MissingPackageError(_missing(error)) from error
+        del horovod
+        from hvd_compress.torch.horovod import compression
+
+        return getattr(compression, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

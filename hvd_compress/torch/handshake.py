@@ -6,18 +6,16 @@ import json
 import math
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import NoReturn
 
-import horovod.torch as hvd
 import torch
 
 from hvd_compress import agreement
-from hvd_compress.collectives import AllReduce
+from hvd_compress.core.collectives import AllGather, AllReduce
+from hvd_compress.core.transport import Handle, Transport
 from hvd_compress.errors import DisagreementError
-from hvd_compress.group import Group
-from hvd_compress.torch import caller
-from hvd_compress.torch.driver import Pending, launch, nap
+from hvd_compress.torch.waiting import nap
 
 PATIENCE = 2.0
 """Seconds to wait where another rank may legally come later: it may first want something of this one."""
@@ -26,27 +24,27 @@ _BITS = 24
 """Of a digest, so that its square summed over many ranks stays within int64."""
 
 
-_LATEST: dict[tuple[int, int, str], Handshake] = {}
-"""The latest handshake of each name, by the time at which Horovod was started, process set and name."""
+_LATEST: dict[tuple[Hashable, str], Handshake] = {}
+"""The latest handshake of each name in each epoch."""
 
 
 class Handshake:
     """Compares what `agreement.describe` gives on each rank, by a sum of digests.
 
-    A sum, as that is the one collective that Horovod performs when a rank has called ``hvd.join()``. For digests d_i of
+    A sum, as Horovod performs no other collective when a rank has called ``hvd.join()``. For digests d_i of
     n ranks, n sum(d_i^2) = sum(d_i)^2 holds if and only if all are equal (Cauchy-Schwarz), and every rank can tell.
 
     Args:
         facts: What must be equal on all ranks, from `agreement.describe`.
         place: Where the ranks meet, in the names of collectives: the same on ranks that may have to be told that they
             differ, and not that of another handshake at the same time.
-        group: The ranks that take part.
+        transport: Performs the collectives.
         afresh: Whether this rank exchanges nothing before all agree.
     """
 
-    def __init__(self, facts: bytes, place: str, group: Group, afresh: bool = True) -> None:
+    def __init__(self, facts: bytes, place: str, transport: Transport, afresh: bool = True) -> None:
         self.facts = facts
-        self._group = group
+        self._transport = transport
         self._name = f"hvd_compress.agreement.{place}"
         self._titles, digests = _digests(facts)
         self._mine = [
@@ -56,24 +54,24 @@ class Handshake:
             *(part for digest in digests for part in (digest, digest**2)),
         ]
         self._sums: list[int] = []
-        self._pending: Pending | None = None
+        self._pending: Handle | None = None
         self._launch()
 
     def _launch(self) -> None:
         """Begin, unless a handshake of this name that nobody waits for any more is still on its way."""
-        place = (id(caller.incarnation()), self._group.process_set.process_set_id, self._name)
+        place = self._transport.epoch, self._name
         earlier = _LATEST.get(place)
         if earlier is None or earlier.done():
             _LATEST[place] = self
             mine = torch.tensor(self._mine, dtype=torch.int64, device="cpu")
-            self._pending = launch(AllReduce(mine), self._name, self._group)
+            self._pending = self._transport.start(AllReduce(mine), self._name)
 
     def done(self) -> bool:
         """Whether the ranks have met."""
         if self._pending is None and not self._sums:
             self._launch()
         if self._pending is not None and self._pending.done():
-            self._sums, self._pending = self._pending.wait().tolist(), None
+            self._sums, self._pending = self._pending.result().tolist(), None
         return bool(self._sums)
 
     def wait(self, patience: float = math.inf, sleep: Callable[[float], object] = time.sleep) -> bool:
@@ -107,12 +105,12 @@ class Handshake:
     def _refuse(self, title: str) -> NoReturn:
         """Ask the ranks for the facts themselves; do without if not all of them can answer any more."""
         mine = torch.frombuffer(bytearray(self.facts), dtype=torch.uint8)
-        handle = hvd.allgather_async(mine, name=f"{self._name}.facts", process_set=self._group.process_set)
+        handle = self._transport.start(AllGather(mine, ragged=True), f"{self._name}.facts")
         begin = time.monotonic()
-        while not hvd.poll(handle) and time.monotonic() - begin < PATIENCE:
+        while not handle.done() and time.monotonic() - begin < PATIENCE:
             nap(begin)
-        if hvd.poll(handle):
-            agreement.check(bytes(hvd.synchronize(handle).numpy()))
+        if handle.done():
+            agreement.check(bytes(handle.result().numpy()))
         raise DisagreementError(
             f"the ranks disagree on the {title}: give all ranks the same model and the same compression"
         )

@@ -10,6 +10,7 @@ from hvd_compress.bench.inputs import INPUTS, NEIGHBOURS, RMS, sample
 from hvd_compress.errors import SpecError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INPUTS)
 def test_the_same_arguments_give_the_same_gradients(name: str) -> None:
     first, second = sample(name, 3000, 3), sample(name, 3000, 3)

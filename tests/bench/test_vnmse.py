@@ -8,8 +8,8 @@ import pytest
 from hvd_compress.bench import vnmse
 from hvd_compress.bench.bounds import bound
 from hvd_compress.bench.inputs import Sample, gaussian, sample
+from hvd_compress.core.local_world import LocalWorld
 from hvd_compress.errors import GradientError, SpecError
-from hvd_compress.local import LocalWorld
 from hvd_compress.memory import ErrorFeedback
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method

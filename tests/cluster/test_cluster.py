@@ -174,10 +174,10 @@ def test_a_failure_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert remains(cluster.name) == []
 
 
-def start() -> tuple[subprocess.Popen[str], str]:
-    """Another process with a cluster on which a job runs, and the cluster's name."""
-    script = Path(__file__).with_name("killed.py")
-    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(folder: Path) -> tuple[subprocess.Popen[str], str]:
+    """Another process with a cluster on all of whose hosts a job runs, and the cluster's name."""
+    command = [sys.executable, str(Path(__file__).with_name("killed.py")), str(folder)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     name = parent.stdout.readline().strip()
     assert parent.stdout.readline() == "running\n"
@@ -185,8 +185,8 @@ def start() -> tuple[subprocess.Popen[str], str]:
 
 
 @for_real
-def test_ctrl_c_leaves_nothing() -> None:
-    parent, name = start()
+def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    parent, name = start(tmp_path)
     assert len(remains(name)) == 5
     parent.send_signal(signal.SIGINT)
     _, said = parent.communicate(timeout=300)
@@ -209,8 +209,8 @@ def test_a_second_ctrl_c_does_not_stop_the_cleaning(monkeypatch: pytest.MonkeyPa
 
 
 @for_real
-def test_what_a_killed_run_has_left_is_removed_by_the_next(cluster: Cluster) -> None:
-    parent, name = start()
+def test_what_a_killed_run_has_left_is_removed_by_the_next(cluster: Cluster, tmp_path: Path) -> None:
+    parent, name = start(tmp_path)
     running = network.run("ip", "netns", "pids", network.host(name, 2)).split()
     assert running
     parent.kill()

@@ -70,6 +70,7 @@ def test_a_broken_framework_is_survived(code: str, error: str, elsewhere: Path) 
     assert error in fault.found and "PyTorch" in fault.subject
 
 
+@pytest.mark.slow
 def test_one_that_hangs_is_not_waited_for(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (elsewhere / "torch.py").write_text("import time; time.sleep(600)")
     for patience in (2, 8, 32, 128):  # a busy machine may not even have begun by then

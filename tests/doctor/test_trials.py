@@ -75,6 +75,7 @@ def test_findings_name_the_job() -> None:
     assert broken.cure and "--gloo" in broken.cure.command and "tensorflow" in broken.cure.command
 
 
+@pytest.mark.slow
 def test_a_job_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "_GRACE", 1)
     program = tmp_path / "horovodrun"

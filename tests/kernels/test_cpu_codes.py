@@ -114,6 +114,10 @@ def test_sums_are_those_of_the_oracle_in_its_order(n: int, code: Code) -> None:
     np.testing.assert_array_equal(cpu.dequantise(rows, code, n), want)
     np.testing.assert_array_equal(cpu.dequantise(rows[:1], code, n, out=np.empty(n, np.float32)), joined[:n])
     np.testing.assert_array_equal(cpu.dequantise(rows, code, n, True), joined)
+    for first, last in [(0, n // 2), (n // 2, n), (n // 3, n // 3 + min(n - n // 3, 7)), (n, n)]:
+        np.testing.assert_array_equal(cpu.dequantise(rows, code, n, span=(first, last)), want[first:last])
+        part = (first + n // 2, last + n // 2 + n)  # ends in another row
+        np.testing.assert_array_equal(cpu.dequantise(rows, code, n, True, span=part), joined[part[0] : part[1]])
     wide = np.zeros((3, rows.shape[1] + 1), np.uint8)  # rows that do not lie one after another
     wide[:, 1:] = rows
     np.testing.assert_array_equal(cpu.dequantise(wide[:, 1:], code, n), want)

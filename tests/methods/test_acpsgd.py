@@ -7,7 +7,7 @@ import pytest
 from worlds import FRAMEWORKS, bucket_of, normal, ops_of
 
 from hvd_compress import LocalWorld
-from hvd_compress.local import lockstep
+from hvd_compress.core.lockstep import lockstep
 from hvd_compress.methods.acpsgd import ACPSGD
 from hvd_compress.methods.powersgd import PowerSGD
 

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import FRAMEWORKS, Arr, bucket_of, normal, ops_of
 
-import hvd_compress.local
+import hvd_compress.core.lockstep
 from hvd_compress import parse
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import AllGather, AllReduce, AllToAll, Collective, Exchange, World
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import AllGather, AllReduce, AllToAll, Collective, Exchange, World, run
+from hvd_compress.core.lockstep import lockstep
+from hvd_compress.core.totals import dense
 from hvd_compress.errors import ExchangeError
-from hvd_compress.local import lockstep
 
 ALL = specs(ratio=0.1, threshold=1, sample=0.2, block=64, density=0.3)
 SPECS = [spec for spec in ALL if "uint8" in str(way(spec)) or spec.startswith("scalecom")]
@@ -42,7 +43,7 @@ class Wire:
 
     def __init__(self, at: int, damage: Any) -> None:
         self._at, self._damage = at, damage
-        self._original = hvd_compress.local.perform
+        self._original = hvd_compress.core.lockstep.perform
 
     def perform(self, messages: list[Collective], size: int) -> list[Any]:
         replies = self._original(messages, size)
@@ -59,7 +60,7 @@ def exchange(spec: str, framework: str, bucket: Bucket, wire: Wire) -> list[Exch
     method, ops = parse(spec).core, ops_of(framework)
     states = [method.init(ops, bucket, RANKS) for _ in range(RANKS)]
     with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
-        patch.setattr(hvd_compress.local, "perform", wire.perform)
+        patch.setattr(hvd_compress.core.lockstep, "perform", wire.perform)
         return lockstep(ops, method, bucket, normal(bucket, RANKS), states)
 
 
@@ -180,11 +181,8 @@ def received(spec: str, framework: str, bucket: Bucket, reply: Any) -> Any:
     """What rank 0 makes of a reply."""
     method, ops = parse(spec).core, ops_of(framework)
     method = getattr(method, "inner", method)
-    running = method.exchange(ops, bucket, ops.constant(np.full(bucket.numel, 2, np.float32)), (), World(0, RANKS))
-    next(running)
-    with pytest.raises(StopIteration) as end:
-        running.send(reply)
-    return end.value.value.total
+    x = ops.constant(np.full(bucket.numel, 2, np.float32))
+    return dense(ops, run(method.exchange(ops, bucket, x, (), World(0, RANKS)), lambda message: reply).total)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -11,11 +11,22 @@ import pytest
 from worlds import COMPILED, FRAMEWORKS, Arr, bucket_of, normal, ops_of
 
 from hvd_compress import LocalWorld
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import AllGather, AllReduce, AllToAll, Branch, Exchange, Exchanging, SaturatingSum, World
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Branch,
+    Collective,
+    Exchange,
+    Exchanging,
+    SaturatingSum,
+    World,
+    run,
+)
+from hvd_compress.core.lockstep import lockstep
+from hvd_compress.core.lowering import LACKS, lower
 from hvd_compress.errors import SpecError
-from hvd_compress.local import lockstep
-from hvd_compress.lowering import lower
 from hvd_compress.methods import homomorphic
 from hvd_compress.methods.homomorphic import Homomorphic
 from hvd_compress.ops import Ops, mix_seed
@@ -273,20 +284,13 @@ def alone(exchanging: Exchanging) -> Exchange:
     def branch(start: Callable[[], Exchanging]) -> Callable[[], Any]:
         return lambda: tf.nest.map_structure(tf.convert_to_tensor, alone(start())._replace(sent=(), left=()))
 
-    reply: Any = None
-    while True:
-        try:
-            message = exchanging.send(reply)
-        except StopIteration as end:
-            result: Exchange = end.value
-            return result
+    def answer(message: Collective | Branch) -> Any:
         if isinstance(message, Branch):
-            reply = tf.switch_case(message.index, [branch(start) for start in message.branches])
-        elif isinstance(message, AllGather):
-            reply = message.array[None]
-        else:
-            assert isinstance(message, AllReduce | AllToAll)
-            reply = message.array
+            return tf.switch_case(message.index, [branch(start) for start in message.branches])
+        assert isinstance(message, AllGather | AllReduce | AllToAll)
+        return message.array[None] if isinstance(message, AllGather) else message.array
+
+    return run(exchanging, answer)
 
 
 @pytest.mark.tensorflow
@@ -298,7 +302,7 @@ def test_in_a_tensorflow_graph() -> None:
 
     def build(x: Any, count: Any) -> Any:
         state = method.init(ops, bucket, 1)._replace(step=count)
-        result = alone(lower(method.exchange(ops, bucket, x, state, World(0, 1)), ops, World(0, 1)))
+        result = alone(lower(method.exchange(ops, bucket, x, state, World(0, 1)), ops, World(0, 1), LACKS))
         assert result.total.shape == (2000,)
         return result.total, result.state.step
 

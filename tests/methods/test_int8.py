@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from worlds import FRAMEWORKS, bucket_of, normal, ops_of
 
-from hvd_compress.collectives import AllReduce, World
+from hvd_compress.core.collectives import AllReduce, World
+from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.local import lockstep
 from hvd_compress.methods.int8 import Int8
 from hvd_compress.ops.lanes import pack_lanes, unpack_lanes
 

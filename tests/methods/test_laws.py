@@ -10,8 +10,8 @@ from catalogue import bare, specs
 from worlds import COMPILED, FRAMEWORKS, Arr, bucket_of, leaves, normal, ops_of
 
 from hvd_compress import LocalWorld
+from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import SpecError
-from hvd_compress.local import lockstep
 from hvd_compress.memory import ErrorFeedback
 from hvd_compress.methods.base import Method
 from hvd_compress.state import flatten, unflatten

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from worlds import FRAMEWORKS, Arr, bucket_of, normal, ops_of
 
-from hvd_compress.local import lockstep
+from hvd_compress.core.lockstep import lockstep
 from hvd_compress.methods.powersgd import PowerSGD
 
 

@@ -14,8 +14,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 from worlds import Arr, bucket_of, ops_of
 
-from hvd_compress.bucket import Shape
-from hvd_compress.local import lockstep
+from hvd_compress.core.bucket import Shape
+from hvd_compress.core.lockstep import lockstep
 from hvd_compress.memory import ErrorFeedback
 from hvd_compress.methods.base import Method
 from hvd_compress.methods.powersgd import PowerSGD

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from worlds import FRAMEWORKS, Arr, bucket_of, normal, ops_of
 
+from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import SpecError
-from hvd_compress.local import lockstep
 from hvd_compress.methods.base import Method
 from hvd_compress.methods.bf16 import BFloat16
 from hvd_compress.methods.loco import LoCo

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from worlds import Arr, bucket_of, normal, ops_of
 
-from hvd_compress.bucket import Bucket
-from hvd_compress.local import lockstep
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.lockstep import lockstep
 from hvd_compress.methods.randomk import RandomK
 
 

@@ -9,9 +9,9 @@ import pytest
 from worlds import FRAMEWORKS, Arr, bucket_of, normal, ops_of
 
 from hvd_compress import LocalWorld
-from hvd_compress.collectives import AllReduce, World
+from hvd_compress.core.collectives import AllReduce, World
+from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import SpecError
-from hvd_compress.local import lockstep
 from hvd_compress.methods.blockk import BlockK
 from hvd_compress.methods.dgc import DGC
 from hvd_compress.methods.gtopk import GTopK

@@ -7,8 +7,8 @@ import pytest
 from worlds import bucket_of, normal, ops_of
 
 from hvd_compress import LocalWorld
-from hvd_compress.collectives import AllGather, World
-from hvd_compress.local import lockstep
+from hvd_compress.core.collectives import AllGather, World
+from hvd_compress.core.lockstep import lockstep
 from hvd_compress.memory import ErrorFeedback
 from hvd_compress.methods.base import count
 from hvd_compress.methods.topk import TopK

@@ -7,11 +7,12 @@ from functools import reduce
 from itertools import permutations
 
 import numpy as np
+from hierarchy import Hierarchical
 from mpi.common import COMM, RANK, SIZE, Arr, assert_ranks_agree, done
 
 from hvd_compress import LocalWorld
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import (
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import (
     AllGather,
     AllReduce,
     AllToAll,
@@ -20,20 +21,23 @@ from hvd_compress.collectives import (
     Collective,
     Exchange,
     Exchanging,
+    ReduceScatter,
     SaturatingSum,
     State,
     World,
 )
+from hvd_compress.core.lockstep import perform
+from hvd_compress.core.transport import InFlight
 from hvd_compress.errors import ExchangeError
-from hvd_compress.local import perform
 from hvd_compress.methods.base import Method
 from hvd_compress.mpi import Aggregator
-from hvd_compress.mpi.driver import Driver
+from hvd_compress.mpi.transport import MPITransport
 from hvd_compress.ops import Ops
+from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.packing import pack, unpack
 
 N = 200_003
-DRIVER = Driver(COMM)
+TRANSPORT = MPITransport(COMM)
 
 
 @dataclass(frozen=True)
@@ -83,11 +87,11 @@ def reductions(dtype: str) -> None:
         AllReduce(arrays[RANK].copy(), donate=True),
     ):
         (wanted, *_) = perform([message._replace(array=array) for array in arrays], SIZE)
-        got = DRIVER.perform(message)
+        got = TRANSPORT.start(message).result()
         assert got.dtype == wanted.dtype
         np.testing.assert_array_equal(got, wanted)
         np.testing.assert_array_equal(arrays[RANK], integers(-600, 600)[RANK])
-    assert DRIVER.perform(AllReduce(np.ones((), dtype))).shape == ()
+    assert TRANSPORT.start(AllReduce(np.ones((), dtype))).result().shape == ()
 
 
 def movements() -> None:
@@ -96,7 +100,9 @@ def movements() -> None:
     ragged = [rng.integers(0, 256, 500 * (SIZE - rank - 1), np.uint8) for rank in range(SIZE)]  # the last has none
     halves = [rng.standard_normal((3, 5)).astype(np.float16) for _ in range(SIZE)]
     tables = [rng.integers(0, 256, (77, SIZE), np.uint8).T for _ in range(SIZE)]  # not in the order of memory
+    rows = [rng.integers(-9, 9, (SIZE, 7)).astype(np.float32) for _ in range(SIZE)]
     groups: list[list[Collective]] = [
+        [ReduceScatter(array) for array in rows],
         [AllGather(array) for array in fixed],
         [AllGather(array, ragged=True) for array in ragged],
         [AllToAll(array) for array in tables],
@@ -104,7 +110,7 @@ def movements() -> None:
         [AllGather(np.zeros(0, np.uint8)) for _ in range(SIZE)],
     ]
     for messages in groups:
-        got, wanted = DRIVER.perform(messages[RANK]), perform(messages, SIZE)[RANK]
+        got, wanted = TRANSPORT.start(messages[RANK]).result(), perform(messages, SIZE)[RANK]
         assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
         np.testing.assert_array_equal(got, wanted)
         assert not np.shares_memory(got, messages[RANK].array)
@@ -116,11 +122,24 @@ def other_lengths() -> None:
     for message in (AllGather(longer[0]), AllToAll(longer)):
         said = ""
         try:
-            DRIVER.perform(message)
+            TRANSPORT.start(message)
         except ExchangeError as error:
             said = str(error)
         assert "a payload is not as long as what it holds" in said
-        assert DRIVER.gather_bytes(said.encode()) == SIZE * said.encode()
+        assert TRANSPORT.gather_bytes(said.encode()) == SIZE * said.encode()
+
+
+def scopes() -> None:
+    """As all ranks of one node, and as nodes of one rank: sums are what they are in one process."""
+    bucket = Bucket("b0", ((7, 9),), "float64")
+    xs = [np.arange(63.0) * (rank + 1) for rank in range(SIZE)]
+    for local_size in (1, SIZE):
+        transport = MPITransport(COMM, local_size=local_size)
+        flight = InFlight(Hierarchical(), NumpyOps(), bucket, xs[RANK].copy(), (), transport, "")
+        while flight.result is None:
+            flight.go_on()
+        np.testing.assert_array_equal(flight.ended.total, sum(xs))
+        transport.close()
 
 
 if __name__ == "__main__":
@@ -130,4 +149,5 @@ if __name__ == "__main__":
         reductions(dtype)
     movements()
     other_lengths()
+    scopes()
     done()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from worlds import FRAMEWORKS, ops_of
 
-from hvd_compress.bucket import Bucket
+from hvd_compress.core.bucket import Bucket
 from hvd_compress.errors import ExchangeError, SpecError
 from hvd_compress.memory import ErrorFeedback
 from hvd_compress.methods.bf16 import BFloat16

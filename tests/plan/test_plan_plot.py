@@ -27,6 +27,7 @@ def figure(setup: Setup = JOB, known: Rates = QUICK, more: tuple[str, ...] = ())
 LONG = ("topk:ratio=0.001,values=fp16,warmup=400", "efsignsgd:twoway=on,momentum=0.9")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), LONG])
 @pytest.mark.parametrize("known", [QUICK, SLOW])
 @pytest.mark.parametrize(

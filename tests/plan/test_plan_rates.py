@@ -12,10 +12,11 @@ from typer.testing import CliRunner
 from worlds import leaves
 
 from hvd_compress.bench.single.command import bench
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import State
+from hvd_compress.bench.single.methods import timed_step
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import State
+from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import SpecError
-from hvd_compress.local import lockstep
 from hvd_compress.methods import REGISTRY
 from hvd_compress.plan import timing
 from hvd_compress.plan.rates import RANKS, Rate, Rates, measure, read
@@ -89,14 +90,13 @@ def test_any_method_is_timed(name: str) -> None:
 def test_all_ranks_do_what_they_do_in_training(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What they keep from step to step is the same as when all go in lockstep."""
     kept: list[list[State]] = []
-    step = timing._step
 
-    def watched(*arguments: Any) -> Any:
-        done = step(*arguments)
+    def watched(*arguments: Any, **options: Any) -> Any:
+        done = timed_step(*arguments, **options)
         kept.append(done.states)
         return done
 
-    monkeypatch.setattr(timing, "_step", watched)
+    monkeypatch.setattr(timing, "timed_step", watched)
     time_method(spec, 64**2, 64, 3, 2)
     method, bucket, ops = parse(spec).core, Bucket("b0", ((64, 64),), "float32"), timing._ops()
     rng = np.random.default_rng(0)

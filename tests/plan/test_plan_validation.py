@@ -108,6 +108,7 @@ def test_measurements_travel_as_files(tmp_path: Path) -> None:
         Campaign.read(tmp_path / "other.json")
 
 
+@pytest.mark.slow
 def test_the_command_reads_measures_and_fits(tmp_path: Path) -> None:
     path, page = tmp_path / "measured.json", tmp_path / "table.md"
     Campaign("a machine", KNOWN, jobs(TRUE, 2, 4, 8)).write(path)

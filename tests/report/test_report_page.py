@@ -108,6 +108,7 @@ def test_the_page_needs_nothing_else(name: str, tmp_path: Path) -> None:
         assert (tmp_path / "report" / f"{picture.name}.png").read_bytes().startswith(b"\x89PNG\r\n")
 
 
+@pytest.mark.slow
 def test_the_same_comparison_makes_the_same_page(tmp_path: Path) -> None:
     texts = []
     for name in ("one", "two"):

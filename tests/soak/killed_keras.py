@@ -14,28 +14,28 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from parallel.keras.training import Tape
 
-from hvd_compress.tensorflow import driver
+from hvd_compress.tensorflow.transport import GraphTransport
 
 FATAL_STEP = 4
 
 
 def die_between_the_rounds() -> None:
     """Graphs that are built from now on have a trap in front of each allreduce of integers: the second round."""
-    module: Any = driver
-    perform = module.perform
+    transport: Any = GraphTransport
+    start = transport.start
     calls = tf.Variable(0)
 
-    def trapped(message: Any, name: str, group: Any) -> Any:
+    def trapped(self: Any, message: Any, name: str) -> Any:
         if message.array.dtype in (tf.int32, tf.int64) and not name.endswith("finite"):
             with tf.control_dependencies([tf.py_function(trap, [message.array], [])]):
                 message = message._replace(array=tf.identity(message.array))
-        return perform(message, name, group)
+        return start(self, message, name)
 
     def trap(_: Any) -> None:
         if calls.assign_add(1) > FATAL_STEP:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    module.perform = trapped
+    transport.start = trapped
 
 
 def main(folder: str) -> None:

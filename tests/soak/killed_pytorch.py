@@ -14,21 +14,21 @@ import horovod.torch as hvd
 from horovod.common.exceptions import HorovodInternalError
 from parallel.pytorch.training import Job
 
-from hvd_compress.torch import slot
+from hvd_compress.torch.horovod.transport import HorovodTransport
 
 FATAL_STEP = 4
 
 
 def die_between_the_rounds() -> None:
     """The next exchange of this process is its last: it launches the first round of a bucket and never comes back."""
-    module: Any = slot
-    launch = module.launch
+    transport: Any = HorovodTransport
+    start = transport.start
 
-    def launched(*args: Any) -> Any:
-        launch(*args)
+    def started(*args: Any) -> Any:
+        start(*args)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    module.launch = launched
+    transport.start = started
 
 
 def main(folder: str) -> None:

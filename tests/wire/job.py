@@ -17,7 +17,9 @@ import torch
 from torch import nn
 from wire.gradients import LARGE, SMALL, STEPS, gradient
 
-from hvd_compress.torch import Compression, driver, slot
+from hvd_compress.core.collectives import Collective
+from hvd_compress.torch import Compression
+from hvd_compress.torch.horovod.transport import HorovodTransport, Pending
 
 
 def counter() -> int:
@@ -27,6 +29,9 @@ def counter() -> int:
     hvd.barrier()
     assert found
     return int(found[1].split()[8])
+
+
+START = HorovodTransport.start
 
 
 class Job:
@@ -50,15 +55,17 @@ class Job:
             self.optimizer.step()
             self.optimizer.zero_grad()
 
-    def launch(self, message: Any, *rest: Any) -> driver.Pending:
-        """Stand in for the driver's function of this name, and write down what it is given."""
-        self.messages.append((type(message).__name__, message.array.numel() * message.array.element_size()))
-        return driver.launch(message, *rest)
+    def start(self, transport: HorovodTransport, message: Collective, name: str) -> Pending:
+        """Stand in for the transport's function of this name, and write down what buckets send."""
+        if re.search(r"\.b\d+\.\d+$", name):
+            self.messages.append((type(message).__name__, message.array.nbytes))
+        return START(transport, message, name)
 
     def measure(self) -> dict[str, Any]:
         """The bytes of all steps: by the device, by messages and by ``stats``."""
         begin, before = time.perf_counter(), counter()
-        with patch.object(slot, "launch", self.launch):
+        start = lambda transport, message, name: self.start(transport, message, name)  # noqa: E731
+        with patch.object(HorovodTransport, "start", start):
             self.run()
         device, seconds = counter() - before, time.perf_counter() - begin
         said = self.compression.stats().bytes_sent

@@ -6,17 +6,17 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from hvd_compress.bench.single.kernels import compiled
 from hvd_compress.bench.single.timing import Copy, Floats, seconds
 from hvd_compress.bench.vnmse import error
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import Exchange, State, World, take_branches
-from hvd_compress.local import perform
-from hvd_compress.lowering import lower
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import Array, State
+from hvd_compress.core.lockstep import fly
+from hvd_compress.core.totals import dense
 from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops
 from hvd_compress.spec import parse
@@ -45,12 +45,21 @@ class Line(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What rank 0 did in a step: seconds before and after the last collective, bytes, and how it ended."""
+    """A step of several ranks in one process, of which one was timed.
+
+    Attributes:
+        encode: Seconds before the last collective.
+        decode: Seconds after it.
+        sent: Bytes that a rank handed to collectives.
+        total: The sum.
+        states: The states of all ranks.
+    """
 
     encode: float
     decode: float
     sent: int
-    ends: list[Exchange]
+    total: Array
+    states: list[State]
 
 
 def measure(
@@ -79,43 +88,30 @@ def _line(spec: str, method: Method, bucket: Bucket, grads: Sequence[Floats], co
     states = [method.init(ops, bucket, len(grads)) for _ in grads]
     steps, copies, vnmse = [], [], math.nan
     for turn in range(turns + 1):
-        step = _step(ops, method, bucket, grads, states)
-        states = [end.state for end in step.ends]
+        step = timed_step(ops, method, bucket, grads, states)
+        states = step.states
         if turn:  # in the first, memory is new
             steps.append(step)
             copies.append(seconds(copy))
         else:
             exact = np.mean(np.stack(grads), axis=0, dtype=np.float64)
-            vnmse = error(np.asarray(step.ends[0].total, np.float64) / len(grads), exact)[0]
+            vnmse = error(np.asarray(step.total, np.float64) / len(grads), exact)[0]
     encode, decode, plain = (median(x) for x in ([s.encode for s in steps], [s.decode for s in steps], copies))
     bits = 8 * median(step.sent for step in steps) / bucket.numel
     return Line(spec, 1000 * encode, 1000 * decode, encode / plain, decode / plain, bits, vnmse)
 
 
-def _step(ops: Ops, method: Method, bucket: Bucket, grads: Sequence[Floats], states: Sequence[State]) -> Step:
-    """A step of all ranks."""
-    worlds = [World(rank, len(grads)) for rank in range(len(grads))]
-    running = [
-        take_branches(lower(method.exchange(ops, bucket, x.copy(), state, world), ops, world))
-        for x, state, world in zip(grads, states, worlds, strict=True)
-    ]
-    replies: list[Any] = [None] * len(grads)
-    taken, sent = [], 0
-    while True:
-        messages: list[Any] = []
-        ends: list[Exchange] = []
-        for rank, (generator, reply) in enumerate(zip(running, replies, strict=True)):
-            begin = time.perf_counter()
-            try:
-                messages.append(generator.send(reply))
-            except StopIteration as end:
-                ends.append(end.value)
-            if not rank:
-                taken.append(time.perf_counter() - begin)
-        if not messages:
-            return Step(sum(taken[:-1]), taken[-1], sent, ends)
-        sent += messages[0].array.nbytes
-        replies = perform(messages, len(grads))
+def timed_step(
+    ops: Ops, method: Method, bucket: Bucket, grads: Sequence[Floats], states: Sequence[State], rank: int = 0
+) -> Step:
+    """Run a step of all ranks and time one of them."""
+    sent: list[int] = []
+    flights = fly(ops, method, bucket, grads, states, lambda message: sent.append(message.array.nbytes))
+    *encode, decode = flights[rank].laps
+    begin = time.perf_counter()
+    total = dense(ops, flights[rank].ended.total)
+    decode += time.perf_counter() - begin
+    return Step(sum(encode), decode, sum(sent), total, [flight.ended.state for flight in flights])
 
 
 def _ops() -> Ops:

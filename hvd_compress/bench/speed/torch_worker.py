@@ -19,7 +19,7 @@ import numpy as np
 from hvd_compress.bench.speed.measuring import measure
 from hvd_compress.bench.speed.shapes import BLOCKS, CLASSES, SHAPES, WIDTH
 from hvd_compress.bench.speed.task import Entry, Task
-from hvd_compress.bucket import Shape
+from hvd_compress.core.bucket import Shape
 from hvd_compress.stats import Meter, Stats
 
 torch = importlib.import_module("torch")

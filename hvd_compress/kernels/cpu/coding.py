@@ -56,7 +56,14 @@ def quantise(
     return data, out
 
 
-def dequantise(rows: Bytes, code: Code, n: int, join: bool = False, out: Floats | None = None) -> Floats:
+def dequantise(
+    rows: Bytes,
+    code: Code,
+    n: int,
+    join: bool = False,
+    out: Floats | None = None,
+    span: tuple[int, int] | None = None,
+) -> Floats:
     """Undo `quantise` for several arrays and add them up, or put them one after another.
 
     Args:
@@ -65,6 +72,7 @@ def dequantise(rows: Bytes, code: Code, n: int, join: bool = False, out: Floats 
         n: Coordinates of each.
         join: Put them one after another instead.
         out: Where to; None makes a new array.
+        span: The part of the result to give: its first place, and that after its last; None gives all of it.
 
     Raises:
         ExchangeError: If the rows are longer or shorter than they should be.
@@ -72,21 +80,34 @@ def dequantise(rows: Bytes, code: Code, n: int, join: bool = False, out: Floats 
     count, size = rows.shape
     if size != code.size(n, "float32"):
         raise ExchangeError(wrong_length(size, code.size(n, "float32")))
+    first, last = (0, n * (count if join else 1)) if span is None else span
     rows = np.ascontiguousarray(rows)
-    total = np.empty(n * (count if join else 1), np.float32) if out is None else out
-    apart = n if join else 0
+    total = np.empty(last - first, np.float32) if out is None else out
+    if not join:
+        _decode(rows, code, n, first, last, total)
+    for row in range(first // n, -(-last // n)) if join and n else ():
+        begin = row * n
+        start, stop = max(first, begin), min(last, begin + n)
+        _decode(rows[row : row + 1], code, n, start - begin, stop - begin, total[start - first : stop - first])
+    return total
+
+
+def _decode(rows: Bytes, code: Code, n: int, first: int, last: int, out: Floats) -> None:
+    """Add up what the coordinates from ``first`` up to ``last`` of all rows stand for."""
     if code.kind == "bfloat16":
-        decode_bfloat16(_aligned(rows, np.uint16), n, apart, total)
+        decode_bfloat16(_aligned(rows, np.uint16), first, last, out)
     elif code.kind == "powers":
-        decode_powers(rows, n, apart, total)
+        decode_powers(rows, first, last, out)
     else:
         block, skip = _layout(code, n)
+        blocks = slice(first // block, -(-last // block))
         scales = np.ascontiguousarray(rows[:, :skip]).view(np.float32)
         if code.kind in _SIGNS:
-            decode_signs(rows, _both(scales, _SIGNS[code.kind]), block, n, skip, apart, total)
+            both = _both(scales, _SIGNS[code.kind])[:, :, blocks]
+            decode_signs(rows, np.ascontiguousarray(both), block, n, skip, first, last, out)
         else:
-            decode_levels(rows, scales / np.float32(code.levels), code.bits, block, n, skip, apart, total)
-    return total
+            steps = scales[:, blocks] / np.float32(code.levels)
+            decode_levels(rows, steps, code.bits, block, n, skip, first, last, out)
 
 
 def _layout(code: Code, n: int) -> tuple[int, int]:

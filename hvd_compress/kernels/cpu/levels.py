@@ -120,32 +120,36 @@ def encode_levels(
         pack_group(codes, words, start, end - start, bits, n, planes, buffer, packed)
 
 
-@loop(NOTHING, ROWS, given(types.float32, 2), INT, INT, INT, INT, INT, FLOATS_OUT)
-def decode_levels(rows: Any, steps: Any, bits: Any, block: Any, n: Any, skip: Any, apart: Any, out: Any) -> None:
-    """Add up what the codes of all rows stand for.
+@loop(NOTHING, ROWS, given(types.float32, 2), INT, INT, INT, INT, INT, INT, FLOATS_OUT)
+def decode_levels(
+    rows: Any, steps: Any, bits: Any, block: Any, n: Any, skip: Any, first: Any, last: Any, out: Any
+) -> None:
+    """Add up what some codes of all rows stand for.
 
     Args:
         rows: uint8, one payload in each; its planes begin after ``skip`` bytes.
-        steps: What one level stands for, for each block of each row.
+        steps: What one level stands for, for each block of each row, from that of ``first`` on.
         bits: Of a code.
         block: Coordinates of a block.
         n: Coordinates of a row.
         skip: See ``rows``.
-        apart: How much further on the next row is written; 0 adds it up.
-        out: Where to.
+        first: The first coordinate.
+        last: The one after the last.
+        out: Where to write these.
     """
     words, buffer, levels = np.empty(WORDS, np.uint64), np.empty(WORDS, np.uint64), np.int32((1 << (bits - 1)) - 1)
     codes = words.view(np.uint8)
-    for start in range(0, n, GROUP):
+    for start in range(first // GROUP * GROUP, last, GROUP):
         end = min(start + GROUP, n)
         for row in range(rows.shape[0]):
             unpack_group(rows[row, skip:], start, end - start, bits, n, words, buffer)
-            here, shift = start, row * apart
-            while here < end:
+            here = max(start, first)
+            while here < min(end, last):
                 number = here // block
-                stop = min((number + 1) * block, end)
-                some, place, step = codes[here - start :], out[here + shift : stop + shift], steps[row, number]
-                if row and not apart:
+                stop = min((number + 1) * block, min(end, last))
+                some, place = codes[here - start :], out[here - first : stop - first]
+                step = steps[row, number - first // block]
+                if row:
                     for i in range(stop - here):
                         place[i] += np.float32(np.int32(some[i]) - levels) * step
                 else:

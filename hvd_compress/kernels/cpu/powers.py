@@ -75,14 +75,14 @@ def encode_powers(x: Any, residual: Any, seed: Any, key: Any, data: Any, left: A
 
 
 @loop(NOTHING, ROWS, INT, INT, FLOATS_OUT)
-def decode_powers(rows: Any, n: Any, apart: Any, out: Any) -> None:
-    """Add up what the codes of all rows stand for; see `decode_levels`."""
-    for start in range(0, n, GROUP):
-        end = min(start + GROUP, n)
+def decode_powers(rows: Any, first: Any, last: Any, out: Any) -> None:
+    """Add up what some codes of all rows stand for; see `decode_levels`."""
+    for start in range(first, last, GROUP):
+        end = min(start + GROUP, last)
         for row in range(rows.shape[0]):
-            shift, top, codes = row * apart, np.int32(rows[row, 0]), rows[row, 1 + start : 1 + end]
-            place = out[start + shift : end + shift]
-            if row and not apart:
+            top, codes = np.int32(rows[row, 0]), rows[row, 1 + start : 1 + end]
+            place = out[start - first : end - first]
+            if row:
                 for i in range(end - start):
                     place[i] += _power(np.int32(codes[i]), top)
             else:
@@ -105,14 +105,13 @@ def encode_bfloat16(x: Any, residual: Any, data: Any, left: Any) -> None:
 
 
 @loop(NOTHING, given(types.uint16, 2), INT, INT, FLOATS_OUT)
-def decode_bfloat16(rows: Any, n: Any, apart: Any, out: Any) -> None:
-    """Add up what the codes of all rows stand for; see `decode_levels`."""
-    for start in range(0, n, GROUP):
-        end = min(start + GROUP, n)
+def decode_bfloat16(rows: Any, first: Any, last: Any, out: Any) -> None:
+    """Add up what some codes of all rows stand for; see `decode_levels`."""
+    for start in range(first, last, GROUP):
+        end = min(start + GROUP, last)
         for row in range(rows.shape[0]):
-            shift, codes = row * apart, rows[row, start:end]
-            place = out[start + shift : end + shift]
-            if row and not apart:
+            codes, place = rows[row, start:end], out[start - first : end - first]
+            if row:
                 for i in range(end - start):
                     place[i] += widened(codes[i])
             else:

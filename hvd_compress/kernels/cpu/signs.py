@@ -118,32 +118,34 @@ def encode_signs(x: Any, residual: Any, kind: Any, block: Any, scales: Any, plan
         pack_group(codes, words, start, end - start, 1, n, planes, buffer, packed)
 
 
-@loop(NOTHING, ROWS, given(types.float32, 3), INT, INT, INT, INT, FLOATS_OUT)
-def decode_signs(rows: Any, scales: Any, block: Any, n: Any, skip: Any, apart: Any, out: Any) -> None:
-    """Add up what the signs of all rows stand for; see `decode_levels`.
+@loop(NOTHING, ROWS, given(types.float32, 3), INT, INT, INT, INT, INT, FLOATS_OUT)
+def decode_signs(rows: Any, scales: Any, block: Any, n: Any, skip: Any, first: Any, last: Any, out: Any) -> None:
+    """Add up what some signs of all rows stand for; see `decode_levels`.
 
     Args:
         rows: uint8, one payload in each.
-        scales: Shape (rows, 2, blocks): what stands for what is not negative, and for the rest.
+        scales: Shape (rows, 2, blocks), from the block of ``first`` on: what stands for what is not negative, and for
+            the rest.
         block: Coordinates of a block.
         n: Coordinates of a row.
         skip: Bytes of a payload before its signs.
-        apart: How much further on the next row is written; 0 adds it up.
-        out: Where to.
+        first: The first coordinate.
+        last: The one after the last.
+        out: Where to write these.
     """
     words, buffer = np.empty(WORDS, np.uint64), np.empty(WORDS, np.uint64)
     codes = words.view(np.uint8)
-    for start in range(0, n, GROUP):
+    for start in range(first // GROUP * GROUP, last, GROUP):
         end = min(start + GROUP, n)
         for row in range(rows.shape[0]):
             unpack_group(rows[row, skip:], start, end - start, 1, n, words, buffer)
-            here, shift = start, row * apart
-            while here < end:
+            here = max(start, first)
+            while here < min(end, last):
                 number = here // block
-                stop = min((number + 1) * block, end)
-                some, place = codes[here - start :], out[here + shift : stop + shift]
-                above, below = scales[row, 0, number], scales[row, 1, number]
-                if row and not apart:
+                stop = min((number + 1) * block, min(end, last))
+                some, place = codes[here - start :], out[here - first : stop - first]
+                above, below = scales[row, 0, number - first // block], scales[row, 1, number - first // block]
+                if row:
                     for i in range(stop - here):
                         place[i] += above if some[i] else below
                 else:

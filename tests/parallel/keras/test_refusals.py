@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 from parallel.keras.training import EVEN, LOSS, ODD, Tape, batches, everyone, make_model
 
-from hvd_compress.collectives import AllGather, AllReduce, AllToAll, Broadcast
+from hvd_compress.core.collectives import AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter
+from hvd_compress.core.lockstep import perform
 from hvd_compress.errors import (
     CompressionError,
     DisagreementError,
@@ -21,9 +22,8 @@ from hvd_compress.errors import (
     UnknownParameterError,
     UnsupportedError,
 )
-from hvd_compress.group import Group
-from hvd_compress.local import perform
-from hvd_compress.tensorflow import Compression, driver
+from hvd_compress.tensorflow import Compression
+from hvd_compress.tensorflow.transport import GraphTransport
 
 
 def refused(job: Tape, kind: type[CompressionError]) -> str:
@@ -162,6 +162,7 @@ MESSAGES: dict[str, Any] = {
     **{f"sum {d}": (lambda a: AllReduce(a), d) for d in ("float16", "float32", "float64", "int32", "int64")},
     **{f"max {d}": (lambda a: AllReduce(a, "max"), d) for d in ("float32", "float64")},
     "gather": (lambda a: AllGather(a.reshape(-1) if isinstance(a, np.ndarray) else tf.reshape(a, [-1])), "uint8"),
+    "sum of a row": (lambda a: ReduceScatter(a), "float32"),
     "ragged gather": (lambda a: AllGather(a[0, :2] if a[0, 1] % 2 else a[0], ragged=True), "uint8"),
     "all to all": (lambda a: AllToAll(a), "uint8"),
     **{f"broadcast {root}": (lambda a, root=root: Broadcast(a, root), "float32") for root in range(2)},
@@ -176,6 +177,6 @@ def test_collectives_do_what_the_simulator_does(name: str) -> None:
         return (np.arange(hvd.size() * 3).reshape(hvd.size(), 3) * (rank + 1) % 50).astype(dtype)
 
     expected = perform([make(array_of(rank)) for rank in range(hvd.size())], hvd.size())[hvd.rank()]
-    group = Group.of(hvd.global_process_set)
-    reply = driver.perform(make(tf.constant(array_of(hvd.rank()))), f"test.{name.replace(' ', '.')}", group)
+    transport = GraphTransport.of(hvd.global_process_set)
+    reply = transport.start(make(tf.constant(array_of(hvd.rank()))), f"test.{name.replace(' ', '.')}").result()
     np.testing.assert_array_equal(reply, expected)

@@ -11,7 +11,7 @@ from parallel.keras.training import Tape, everyone
 from worlds import Arr
 
 from hvd_compress import checkpoint
-from hvd_compress.collectives import World
+from hvd_compress.core.collectives import World
 from hvd_compress.errors import StateError
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.saved import Saved, restored

@@ -20,21 +20,21 @@ FROZEN = "2.weight"
 def kept(compression: TorchCompressor) -> dict[int, Tensor]:
     """The residual of each parameter, by the parameter's id."""
     found = {}
-    for session in compression._sessions:
-        for key in session.living():
-            if key in session._places:
-                _, slot, position = session._places[key]
-                residual = slot.read().get("residual")
+    for reducer in compression._reducers:
+        for key in reducer.living():
+            if key in reducer.places:
+                _, bucket, position = reducer.places[key]
+                residual = bucket.read().get("residual")
                 if residual is not None:
-                    found[key] = torch.from_numpy(residual)[slot._spans[position]]
+                    found[key] = torch.from_numpy(residual)[bucket.spans[position]]
     return found
 
 
 def forget(job: Job, name: str) -> None:
     """Clear what is kept of a parameter."""
-    for session in job.compression._sessions:
-        place = session._places[id(job.model.get_parameter(name))]
-        place.slot.forget([place.position])
+    for reducer in job.compression._reducers:
+        place = reducer.places[id(job.model.get_parameter(name))]
+        place.owner.forget([place.position])
 
 
 @pytest.mark.parametrize("spec", ["topk:ratio=0.05", "topk:ratio=0.05,feedback=ef21", "powersgd:rank=2"])
@@ -117,7 +117,7 @@ def test_a_new_optimizer_goes_on_where_the_old_one_ended(spec: str) -> None:
     whole, first = Job(spec, momentum=0).run(6), Job(spec, momentum=0).run(3)
     second = again(first).run(range(3, 6))
     assert torch.equal(second.weights, whole.weights)
-    assert len(list(second.compression._sessions)) == 1
+    assert len(list(second.compression._reducers)) == 1
 
 
 def test_a_new_optimizer_beside_the_old_one_is_refused() -> None:
@@ -137,7 +137,7 @@ def test_a_new_optimizer_over_more_parameters_inherits_what_there_is() -> None:
     both = again(job)
     both.backward(3)
     assert torch.equal(kept(both.compression)[id(head)], before)  # the step has not ended yet
-    assert len(list(both.compression._sessions)) == 1
+    assert len(list(both.compression._reducers)) == 1
     both.optimizer.step()
     both.optimizer.zero_grad()
     assert_ranks_equal(both.run(range(4, 6)).weights)
@@ -160,7 +160,7 @@ def test_a_new_optimizer_over_fewer_parameters_leaves_the_others() -> None:
     after = kept(third.compression)
     assert torch.equal(after[id(inner)], before[id(inner)]) and torch.equal(after[id(head)], between[id(head)])
     third.optimizer.step()
-    assert len(list(third.compression._sessions)) == 1
+    assert len(list(third.compression._reducers)) == 1
     assert_ranks_equal(third.weights)
 
 
@@ -231,6 +231,6 @@ def test_names_do_not_depend_on_what_was_collected() -> None:
     del first
     gc.collect()
     second = Job(compression).run(2)
-    labels = [session.label for session in compression._sessions]
+    labels = [reducer.label for reducer in compression._reducers]
     assert labels[-1].endswith(".1") and len(labels) == 1 + len(kept)
     assert_ranks_equal(second.weights)

@@ -13,7 +13,8 @@ from parallel.pytorch.training import EVEN, ODD, assert_ranks_equal, everyone, l
 from torch import Tensor
 
 from hvd_compress.errors import CompressionError, DisagreementError, UnknownParameterError, UnsupportedError
-from hvd_compress.torch import Compression, TorchCompressor, sessions
+from hvd_compress.torch import Compression, TorchCompressor
+from hvd_compress.torch.horovod import registry
 
 SPEC = "topk:ratio=0.1,min_size=0"
 
@@ -93,7 +94,7 @@ def test_each_name_and_shape_has_a_state_of_its_own() -> None:
 
 def test_names_without_end_are_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """As where they hold the number of the step: no name comes again, and what is kept for each is lost."""
-    monkeypatch.setattr(sessions, "MANY", 3)
+    monkeypatch.setattr(registry, "MANY", 3)
     compression = Compression.parse(SPEC)
     for step in range(6):
         hvd.allreduce(tensor(step), name=f"direct.{step % 2}", compression=compression)

@@ -1,4 +1,4 @@
-"""The driver: every collective gives what the simulator gives, and every byte is counted."""
+"""The transport: every collective gives what the simulator gives, and every byte is counted."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 from parallel.pytorch.training import Job, assert_ranks_equal, everyone
 from torch import Tensor
 
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import (
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import (
     AllGather,
     AllReduce,
     AllToAll,
@@ -24,15 +24,15 @@ from hvd_compress.collectives import (
     Broadcast,
     Exchange,
     Exchanging,
+    ReduceScatter,
     State,
     World,
 )
-from hvd_compress.group import Group
-from hvd_compress.local import perform
+from hvd_compress.core.lockstep import perform
 from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops
 from hvd_compress.torch import Compression
-from hvd_compress.torch.driver import launch
+from hvd_compress.torch.horovod.transport import HorovodTransport
 
 
 def array_of(rank: int, dtype: str) -> Any:
@@ -43,6 +43,7 @@ MESSAGES: dict[str, Any] = {
     **{f"sum {d}": (lambda a: AllReduce(a), d) for d in ("float16", "float32", "float64", "int32", "int64")},
     **{f"max {d}": (lambda a: AllReduce(a, "max"), d) for d in ("float32", "float64")},
     "sum in place": (lambda a: AllReduce(a, donate=True), "float32"),
+    "sum of a row": (lambda a: ReduceScatter(a), "float32"),
     "gather": (lambda a: AllGather(a.reshape(-1)), "uint8"),
     "ragged gather": (lambda a: AllGather(a[0, :2] if a[0, 1] % 2 else a[0], ragged=True), "uint8"),
     "all to all": (lambda a: AllToAll(a), "uint8"),
@@ -54,8 +55,8 @@ MESSAGES: dict[str, Any] = {
 def test_collectives_do_what_the_simulator_does(name: str) -> None:
     make, dtype = MESSAGES[name]
     expected = perform([make(array_of(rank, dtype)) for rank in range(hvd.size())], hvd.size())[hvd.rank()]
-    group = Group.of(hvd.global_process_set)
-    reply = launch(make(torch.tensor(array_of(hvd.rank(), dtype))), f"test.{name}", group).wait()
+    transport = HorovodTransport.of(hvd.global_process_set)
+    reply = transport.start(make(torch.tensor(array_of(hvd.rank(), dtype))), f"test.{name}").result()
     np.testing.assert_array_equal(reply.numpy(), expected)
 
 
@@ -115,16 +116,20 @@ def test_bytes_counted_are_bytes_sent(spec: str, monkeypatch: pytest.MonkeyPatch
 def test_the_first_bucket_leaves_while_backward_goes_on() -> None:
     """When the gradient of the first layer is computed, the bucket of the last ones is on its way."""
     job = Job(Compression.topk(ratio=0.1, merge="layer")).run(1)
-    (session,) = job.compression._sessions
+    (reducer,) = job.compression._reducers
     begun: list[int] = []
 
     def wait(_: Tensor) -> None:
         """Until the first carrier is back, which tells that all ranks are there."""
         deadline = time.monotonic() + 60
-        while not session._carriers.are_complete() and time.monotonic() < deadline:
+        assert reducer.step is not None
+        while not reducer.step.votes.admits(AllGather(None)) and time.monotonic() < deadline:
             time.sleep(1e-3)
 
-    watch = lambda grad: begun.append(sum(slot._pending is not None for slot in session._slots))  # noqa: E731
+    def watch(_: Tensor) -> None:
+        assert reducer.step is not None
+        begun.append(sum(exchange.begun for exchange in reducer.step.exchanges))
+
     job.model.get_parameter("2.weight").register_hook(wait)  # type: ignore[no-untyped-call]
     job.model.get_parameter("0.weight").register_hook(watch)  # type: ignore[no-untyped-call]
     job.run(1)

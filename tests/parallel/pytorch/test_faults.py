@@ -11,9 +11,9 @@ import torch
 from parallel.pytorch.training import SIZE, Job, assert_ranks_equal, everyone, leaves_of
 from torch import Tensor, nn
 
-from hvd_compress.collectives import AllGather, AllReduce, Collective
+from hvd_compress.core.collectives import AllGather, AllReduce, Collective
 from hvd_compress.errors import ExchangeError
-from hvd_compress.torch import driver, slot
+from hvd_compress.torch.horovod.transport import HorovodTransport
 
 Damage = Callable[[Tensor], Tensor]
 
@@ -63,16 +63,16 @@ def test_a_damaged_payload_is_refused_by_all_and_leaves_no_trace(spec: str, monk
     job, calm = Job(spec, model()), Job(spec, model())
     train(job, range(2))
     train(calm, range(2))
-    original = driver.launch
+    original = HorovodTransport.start
     for step, (damage, message) in enumerate(FAULTS[spec], start=2):
         before = leaves_of(job.compression)
 
-        def launch(message: Collective, name: str, group: Any, damage: Damage = damage) -> Any:
+        def start(self: HorovodTransport, message: Collective, name: str, damage: Damage = damage) -> Any:
             if carries_indices(message) and hvd.rank() == LAST:
                 message = message._replace(array=damage(message.array))
-            return original(message, name, group)
+            return original(self, message, name)
 
-        monkeypatch.setattr(slot, "launch", launch)
+        monkeypatch.setattr(HorovodTransport, "start", start)
         said = ""
         try:
             train(job, range(99, 100))
@@ -81,7 +81,7 @@ def test_a_damaged_payload_is_refused_by_all_and_leaves_no_trace(spec: str, monk
         assert everyone(said) == [said] * hvd.size()
         assert message in said and "compare" in said
 
-        monkeypatch.setattr(slot, "launch", original)
+        monkeypatch.setattr(HorovodTransport, "start", original)
         job.optimizer.load_state_dict(job.optimizer.state_dict())  # Horovod forgets the step that has failed
         for path, leaf in leaves_of(job.compression).items():
             assert torch.equal(leaf, before[path]), path

@@ -192,9 +192,10 @@ class Unused(nn.Module):
 def test_unused_parameters_keep_no_bucket_waiting() -> None:
     """In the second step all buckets of what is used are on their way when the backward pass ends."""
     job = Job(Compression.topk(ratio=0.05, merge=2), Unused()).run(1)
-    (session,) = job.compression._sessions
+    (reducer,) = job.compression._reducers
     job.backward(1)
-    begun = [slot.bucket.shapes for slot in session._slots if slot._running is not None]
+    assert reducer.step is not None
+    begun = [one.bucket.shapes for one in reducer.step.exchanges if one.begun]
     assert {shape for shapes in begun for shape in shapes} == {(48, 32), (48,), (10, 48), (10,)}
     job.optimizer.step()
     assert_ranks_equal(job.weights)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from hvd_compress import search
 from hvd_compress.errors import StateError
 from hvd_compress.merging import Cuts, Merge, pin
-from hvd_compress.torch import Compression, tuner
-from hvd_compress.torch.session import Session
+from hvd_compress.torch import Compression, autotune
+from hvd_compress.torch.reducer import Reducer
 
 TOPK, POWERSGD = "topk:ratio=0.05,min_size=0", "powersgd:rank=2,min_size=0,min_gain=0"
 
@@ -35,14 +35,14 @@ def made(spec: str, merge: Merge = "auto") -> Job:
     return Job(Compression.parse(spec, merge=merge), model, lr=0.02, momentum=0)
 
 
-def session_of(job: Job) -> Session:
-    (session,) = job.compression._sessions
-    return session
+def reducer_of(job: Job) -> Reducer:
+    (reducer,) = job.compression._reducers
+    return reducer
 
 
 def cuts_of(job: Job) -> Cuts:
     """The partition of now."""
-    merge = session_of(job).saved().merge
+    merge = reducer_of(job).saved().merge
     return () if merge == 1 else tuple(map(int, str(merge).removeprefix("at:").split(",")))
 
 
@@ -69,16 +69,16 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Steps on it do not vary, so one of each candidate is enough."""
     made = Clock()
-    monkeypatch.setattr(tuner, "time", made)
+    monkeypatch.setattr(autotune, "time", made)
     monkeypatch.setattr(search, "TIMED", 1)
     return made
 
 
 def residual(job: Job, p: Tensor) -> Tensor:
     """What is kept back of a parameter."""
-    _, slot, position = session_of(job)._places[id(p)]
-    kept = slot.read().get("residual")
-    return torch.zeros_like(p) if kept is None else torch.tensor(kept[slot._spans[position]]).view_as(p)
+    _, bucket, position = reducer_of(job).places[id(p)]
+    kept = bucket.read().get("residual")
+    return torch.zeros_like(p) if kept is None else torch.tensor(kept[bucket.spans[position]]).view_as(p)
 
 
 class Balance:
@@ -121,7 +121,7 @@ def settle(job: Job, clock: Clock, run: Callable[[int], object]) -> list[Cuts]:
     run(0)
     clock.job = job
     partitions: list[Cuts] = []
-    while session_of(job).saved().search is not None and len(partitions) < ENOUGH:
+    while reducer_of(job).saved().search is not None and len(partitions) < ENOUGH:
         partitions.append(cuts_of(job))
         run(len(partitions))
     clock.job = None
@@ -158,7 +158,7 @@ def test_the_search_loses_nothing(
     for other in (restored, pinned):
         assert torch.equal(other.run(range(200, 204)).weights, job.weights)
         assert cuts_of(other) == (1, 3)
-    assert session_of(restored).saved().search is None
+    assert reducer_of(restored).saved().search is None
 
 
 def test_steps_that_do_not_count(clock: Clock) -> None:
@@ -197,11 +197,11 @@ def test_a_search_that_was_saved_goes_on(clock: Clock) -> None:
     second.model.load_state_dict(whole.model.state_dict())
     second.run(range(12, 13))
     assert cuts_of(second) != (3,) and torch.equal(second.weights, whole.run(range(12, 13)).weights)
-    tried = [len(session_of(job).saved().search or ()) for job in (whole, second)]
+    tried = [len(reducer_of(job).saved().search or ()) for job in (whole, second)]
     assert tried[0] > 2 and tried[0] - tried[1] in (0, 1)  # it warms up again
     clock.job = second
     second.run(range(13, 40))
-    assert cuts_of(second) == (1, 3) and session_of(second).saved().search is None
+    assert cuts_of(second) == (1, 3) and reducer_of(second).saved().search is None
 
 
 def test_a_new_optimizer_goes_on_with_what_was_found(clock: Clock) -> None:
@@ -212,7 +212,7 @@ def test_a_new_optimizer_goes_on_with_what_was_found(clock: Clock) -> None:
     del first
     gc.collect()
     second = Job(compression, model, lr=0.02, momentum=0).run(range(ENOUGH, ENOUGH + 1))
-    assert (cuts_of(second), session_of(second).saved().search) == ((1, 3), None)
+    assert (cuts_of(second), reducer_of(second).saved().search) == ((1, 3), None)
     assert_ranks_equal(second.weights)
 
 
@@ -226,8 +226,8 @@ def test_another_partition_takes_over_what_was_saved(merge: Merge) -> None:
     ]
     assert all(everyone(all(torch.equal(kept[1][name], tensor) and tensor.any() for name, tensor in kept[0].items())))
     second.optimizer.step()
-    assert session_of(second).saved().merge == merge
-    assert session_of(second).steps == 4
+    assert reducer_of(second).saved().merge == merge
+    assert reducer_of(second).steps == 4
 
 
 def test_what_no_other_bucket_can_take_over_is_not_searched() -> None:

@@ -176,16 +176,16 @@ def test_too_many_passes() -> None:
 def test_a_gradient_that_nobody_announced() -> None:
     job = Job("topk").run(1)
     late = nn.Parameter(torch.ones(2, 2))
-    (session,) = job.compression._sessions
+    (reducer,) = job.compression._reducers
     with pytest.raises(UnknownParameterError, match="was not among those"):
-        session.add(id(late), torch.ones(2, 2))
+        reducer.add(id(late), torch.ones(2, 2))
 
 
 def test_a_gradient_that_comes_twice() -> None:
     job = Job("topk").run(1)
     parameter = next(job.model.parameters())
-    (session,) = job.compression._sessions
-    session.add(id(parameter), torch.ones_like(parameter))
+    (reducer,) = job.compression._reducers
+    reducer.add(id(parameter), torch.ones_like(parameter))
     with pytest.raises(ExchangeError, match=r"the gradient of '0\.weight' came twice in one step"):
-        session.add(id(parameter), torch.ones_like(parameter))
-    session.abort()
+        reducer.add(id(parameter), torch.ones_like(parameter))
+    reducer.abort()

@@ -14,7 +14,7 @@ from parallel.pytorch.training import Job, assert_ranks_equal, everyone
 from worlds import Arr
 
 from hvd_compress import checkpoint
-from hvd_compress.collectives import World
+from hvd_compress.core.collectives import World
 from hvd_compress.errors import StateError
 from hvd_compress.saved import Saved, restored
 from hvd_compress.torch import Compression
@@ -161,9 +161,9 @@ def residuals(saved: Saved) -> Arr:
 def restored_alone(spec: str, saved: list[Saved], world: World) -> Arr:
     """The residuals that a rank of another world would go on with."""
     job = Job(spec).run(1)
-    (session,) = job.compression._sessions
-    for slot in session._slots:  # as if the job had as many ranks
-        slot.state = slot.method.init(slot.ops, slot.bucket, world.size)
-    loaded = restored(saved, session.label, session.by_bucket(), world)
-    session.restore(loaded)
-    return residuals(Saved("", *world, {"": session.saved()}))
+    (reducer,) = job.compression._reducers
+    for bucket in reducer.buckets:  # as if the job had as many ranks
+        bucket.state = bucket.method.init(bucket.ops, bucket.bucket, world.size)
+    loaded = restored(saved, reducer.label, reducer.by_bucket(), world)
+    reducer.restore(loaded)
+    return residuals(Saved("", world.rank, world.size, {"": reducer.saved()}))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import horovod.torch as hvd
 import pytest
 import torch
 from parallel.pytorch.training import SLOW_HERE, Job, assert_ranks_equal, batch, everyone
 from torch import Tensor, nn
 
-from hvd_compress.torch import Compression, course
+import hvd_compress.torch.step
+from hvd_compress.torch import Compression
 
 LOSSY = [
     "topk:ratio=0.01",
@@ -68,7 +72,7 @@ def test_ranks_stay_equal_whatever_the_order(spec: str, merge: int | str, steps:
 
 def test_a_rank_that_asks_for_something_else_first_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """One has no gradient of a branch yet and wants the sum of a metric before it goes on; the others have them all."""
-    monkeypatch.setattr(course, "_PATIENCE", 0.1)
+    monkeypatch.setattr(hvd_compress.torch.step, "_PATIENCE", 0.1)
     job = Job("topk:ratio=0.1", Branches())
     order = [0, 1] if hvd.rank() == 1 else [0, 1, 2]
     for step in range(3):
@@ -149,3 +153,19 @@ def test_error_on_request() -> None:
     error = Job("topk:ratio=0.05,measure=on").run(3).compression.stats().vnmse
     assert error is not None and 0.1 < error < 2
     assert everyone(error) == [error] * hvd.size()
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=0.05", "qsgd", "powersgd:rank=2", "none"])
+def test_nothing_of_a_step_stays_when_it_is_over(spec: str) -> None:
+    """Its gradients and payloads go at once, not when garbage is next collected."""
+    job = Job(spec).run(2)
+    gc.collect()
+    gc.disable()
+    try:
+        job.backward(2)
+        steps = [weakref.ref(reducer.step) for reducer in job.compression._reducers if reducer.step is not None]
+        assert len(steps) == (spec != "none")
+        job.optimizer.step()
+        assert all(step() is None for step in steps)
+    finally:
+        gc.enable()

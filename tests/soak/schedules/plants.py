@@ -12,9 +12,9 @@ from soak.schedules.schedule import Framework
 def residual(framework: Framework) -> None:
     """A step that does not count is not taken back: the new state stays."""
     if framework == "torch":
-        slot = import_module("hvd_compress.torch.slot").Slot
-        settle = slot.settle
-        _replace(slot, "settle", lambda self, commit: settle(self, commit or self._result is not None))
+        exchange = import_module("hvd_compress.torch.bucket_exchange").BucketExchange
+        settle = exchange.settle
+        _replace(exchange, "settle", lambda self, commit: settle(self, commit or self._result is not None))
     else:
         session = import_module("hvd_compress.tensorflow.session")
         _replace(session, "tf", _Changed(session.tf, cond=lambda _, commit, keep: commit()))

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import AllReduce, World
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import AllReduce, Drive, World
 from hvd_compress.methods.base import Method
 from hvd_compress.ops.torch_devices import torch_ops
 from hvd_compress.stats import Meter
 from hvd_compress.torch.handshake import Handshake
 
 
-class Alone:
+class Passthrough:
     """Compresses each tensor by itself.
 
     Args:
@@ -50,22 +50,20 @@ class Alone:
         with self._meter.time("encode"):
             bucket = Bucket("", (tuple(tensor.shape),), str(tensor.dtype).removeprefix("torch."))
             exchanging = self._method.exchange(torch_ops(tensor.device), bucket, tensor, (), World(0, 1))
-            message = next(exchanging)
+            drive = Drive(exchanging)
+            message = drive.message
             assert isinstance(message, AllReduce)
         self._meter.steps += self._in_decompress  # the first after a decompress begins a step
         self._in_decompress = False
         self._meter.gradient_bytes += tensor.numel() * tensor.element_size()
         self._meter.bytes_sent += message.array.numel() * message.array.element_size()
-        return message.array, exchanging
+        return message.array, drive
 
-    def decompress(self, tensor: Tensor, exchanging: Generator[Any, Tensor, Any]) -> Tensor:
+    def decompress(self, tensor: Tensor, drive: Drive[Any]) -> Tensor:
         """Give the result."""
         self.verify()
         self._in_decompress = True
         with self._meter.time("decode"):
-            try:
-                exchanging.send(tensor)
-            except StopIteration as end:
-                total: Tensor = end.value.total
-                return total
-        raise AssertionError(f"{self._method!r} is linear but has a second round")
+            drive.resume(tensor)
+            total: Tensor = drive.ended.total
+            return total

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import torch
 
-from hvd_compress.collectives import Broadcast
-from hvd_compress.group import Group
+from hvd_compress.core.collectives import Broadcast
+from hvd_compress.core.transport import Transport
 from hvd_compress.merging import Cuts
 from hvd_compress.search import Search, Timing
-from hvd_compress.torch.driver import launch
+from hvd_compress.torch.waiting import wait
 
 _LOG = logging.getLogger("hvd_compress")
 
@@ -47,11 +47,11 @@ class Tuner:
         """The partition that it wants; None if it has ended."""
         return self._search.cuts if self._search else None
 
-    def end_step(self, group: Group) -> Cuts | None:
+    def end_step(self, transport: Transport) -> Cuts | None:
         """Note that all ranks have come to the end of a step that counts.
 
         Args:
-            group: The ranks.
+            transport: Of the ranks.
 
         Returns:
             The partition for the next step; None once the search has ended.
@@ -64,9 +64,9 @@ class Tuner:
         self._ended = now
         if timing is not None:
             mine = torch.tensor(timing, dtype=torch.float64, device="cpu")
-            search.decide(Timing(*launch(Broadcast(mine, root=0), self._name, group).wait().tolist()))
+            search.decide(Timing(*wait(transport.start(Broadcast(mine, root=0), self._name)).tolist()))
         if search.settled:
             self._search = None
-            if group.world.rank == 0 and search.timings:
+            if transport.world.rank == 0 and search.timings:
                 _LOG.info(search.report())
         return search.cuts

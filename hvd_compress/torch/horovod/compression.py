@@ -15,21 +15,24 @@ from horovod.torch.compression import Compressor
 from torch import Tensor
 
 from hvd_compress import agreement, checkpoint
+from hvd_compress.errors import UnsupportedError
 from hvd_compress.face import Catalogue, Made
-from hvd_compress.group import Group
 from hvd_compress.measure import vnmse
 from hvd_compress.merging import Gradient, Merge
 from hvd_compress.methods.base import Method
 from hvd_compress.saved import Loaded, Saved, from_dict, to_dict
 from hvd_compress.spec import to_spec
 from hvd_compress.stats import Meter, Stats
-from hvd_compress.torch import caller
-from hvd_compress.torch.alone import Alone
 from hvd_compress.torch.backward import at_end_of_backward
+from hvd_compress.torch.buckets import Member, facts_of
 from hvd_compress.torch.handshake import PATIENCE, Handshake, place_of
-from hvd_compress.torch.scaling import LossScale
-from hvd_compress.torch.session import Member, Session, Ticket, facts_of
-from hvd_compress.torch.sessions import Sessions
+from hvd_compress.torch.horovod import caller
+from hvd_compress.torch.horovod.carriers import CarrierPool, Carriers
+from hvd_compress.torch.horovod.passthrough import Passthrough
+from hvd_compress.torch.horovod.registry import Registry
+from hvd_compress.torch.horovod.transport import HorovodTransport
+from hvd_compress.torch.loss_scale import LossScale
+from hvd_compress.torch.reducer import Common, Reducer, Ticket
 
 
 class TorchCompressor(Made, Compressor):  # type: ignore[misc]  # Horovod is not typed
@@ -47,8 +50,8 @@ class TorchCompressor(Made, Compressor):  # type: ignore[misc]  # Horovod is not
         self.method = method
         self.merge = merge
         self._meter = Meter()
-        self._alone = Alone(method, self._meter)
-        self._sessions = Sessions()
+        self._passthrough = Passthrough(method, self._meter)
+        self._reducers = Registry()
         self._loaded = Loaded()
         self._scale = LossScale()
         self._lock = threading.Condition()  # autograd calls from a thread for each device
@@ -87,50 +90,50 @@ class TorchCompressor(Made, Compressor):  # type: ignore[misc]  # Horovod is not
         with self._lock:
             if self.method.linear:
                 return self._compress_alone(call, tensor)
-            session = self._sessions.of(call.optimizer) if isinstance(call, caller.Call) else None
-            if session is None:
+            reducer = self._reducers.of(call.optimizer) if isinstance(call, caller.Call) else None
+            if reducer is None:
                 caller.check(call, tensor)
             if isinstance(call, caller.Direct):
                 return self._compress_direct(call, tensor)
             assert call is not None
-            return self._compress_of(call, session or self._begin(call.optimizer), tensor)
+            return self._compress_of(call, reducer or self._begin(call.optimizer), tensor)
 
     def _compress_alone(self, call: caller.Call | caller.Direct | None, tensor: Tensor) -> tuple[Tensor, Any]:
         """Compress with a linear method, which waits for no other rank."""
-        if isinstance(call, caller.Call) and not self._sessions.agreed(call.optimizer):
+        if isinstance(call, caller.Call) and not self._reducers.agreed(call.optimizer):
             members = caller.parameters(call.optimizer)
             facts = agreement.describe(self.method, self.merge, facts_of(members))
-            place, group = place_of(name for name, _ in members), Group.of(caller.process_set(call.optimizer))
-            self._alone.greet(Handshake(facts, place, group))
+            transport = HorovodTransport.of(caller.process_set(call.optimizer))
+            self._passthrough.greet(Handshake(facts, place_of(name for name, _ in members), transport))
             at_end_of_backward(self._verify_soon)
-            self._sessions.note_agreement(call.optimizer)
-        return self._alone.compress(tensor)
+            self._reducers.note_agreement(call.optimizer)
+        return self._passthrough.compress(tensor)
 
     def _verify_soon(self) -> None:
         with self._lock:
-            self._alone.verify(PATIENCE, self._lock.wait)
+            self._passthrough.verify(PATIENCE, self._lock.wait)
 
-    def _compress_of(self, call: caller.Call, session: Session, grad: Tensor) -> tuple[Tensor, Any]:
+    def _compress_of(self, call: caller.Call, reducer: Reducer, grad: Tensor) -> tuple[Tensor, Any]:
         """Compress a gradient of an optimizer."""
         parameter = call.parameter(grad)
-        if session.broken_off() and call.begins_step(parameter):
-            session.abort()
-        if not session.waiting:
+        if reducer.broken_off() and call.begins_step(parameter):
+            reducer.abort()
+        if not reducer.waiting:
             caller.check_all_reduced(call.optimizer)
-        return session.add(id(parameter), grad, id(call.members[0]), parameter)
+        return reducer.add(id(parameter), grad, id(call.members[0]), parameter)
 
     def _compress_direct(self, call: caller.Direct, tensor: Tensor) -> tuple[Tensor, Any]:
         """Compress a tensor of ``hvd.allreduce`` or ``hvd.grouped_allreduce``."""
-        session = self._sessions.of_call(call.key)
-        if session is None:
-            session = self._begin_direct(call)
-        position = session.waiting  # Horovod adds them in order, then takes them all
+        reducer = self._reducers.of_call(call.key)
+        if reducer is None:
+            reducer = self._begin_direct(call)
+        position = reducer.waiting  # Horovod adds them in order, then takes them all
         if position and (position == len(call.tensors) or call.tensors[position] is not tensor):
-            session.abort()
+            reducer.abort()
             position = 0
-        taken = session.add(position, tensor)
+        taken = reducer.add(position, tensor)
         if position == len(call.tensors) - 1:
-            session.verify_soon()
+            reducer.verify_soon()
         return taken
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
@@ -145,14 +148,25 @@ class TorchCompressor(Made, Compressor):  # type: ignore[misc]  # Horovod is not
         """
         with self._lock:
             if isinstance(ctx, Ticket):
-                result = ctx.session.take(tensor, ctx)
-                self._warn_of_changes(ctx.session)
-                return result
-            return tensor if ctx is None else self._alone.decompress(tensor, ctx)
+                return self._take(tensor, ctx)
+            return tensor if ctx is None else self._passthrough.decompress(tensor, ctx)
 
-    def _warn_of_changes(self, session: Session) -> None:
+    def _take(self, carrier: Tensor, ticket: Ticket) -> Tensor:
+        """Give out the result of a gradient."""
+        reducer = ticket.reducer
+        if not ticket.step.completed:
+            try:
+                caller.check_not_in_scaler()
+            except UnsupportedError:
+                reducer.abort()
+                raise
+        result = reducer.take(carrier, ticket)
+        self._warn_of_changes(reducer)
+        return result
+
+    def _warn_of_changes(self, reducer: Reducer) -> None:
         """Say once that gradients were changed at a time at which that has no effect, or only by chance."""
-        if session.changed and not self._warned:
+        if reducer.changed and not self._warned:
             self._warned = True
             warnings.warn(
                 "gradients were changed between backward() and synchronize(), before they were reduced, and the change"
@@ -172,54 +186,55 @@ class TorchCompressor(Made, Compressor):  # type: ignore[misc]  # Horovod is not
             UnsupportedError: If gradients have come that have not been reduced.
         """
         with self._lock:
-            for session in self._sessions:
-                session.discard()
+            for reducer in self._reducers:
+                reducer.discard()
 
-    def _begin(self, optimizer: Any) -> Session:
-        members, group = caller.parameters(optimizer), Group.of(caller.process_set(optimizer))
+    def _begin(self, optimizer: Any) -> Reducer:
+        members, transport = caller.parameters(optimizer), HorovodTransport.of(caller.process_set(optimizer))
         if agreement.elastic() and caller.process_set(optimizer) is not caller.EVERYONE:
             agreement.refuse_elastic("process sets")
         agreement.refuse_momentum(self.method, lambda: caller.momentum(optimizer))
         label = agreement.label([Gradient(name, (), "") for name, _ in members])
-        session = self._make(
+        reducer = self._make(
             [Member(id(p), name, p) for name, p in members],
-            group,
-            self._sessions.label(label, {id(p) for _, p in members}),
+            transport,
+            self._reducers.label(label, {id(p) for _, p in members}),
             caller.full_carrier(optimizer),
             replaces=True,
         )
-        self._sessions.begin(optimizer, session)
-        return self._restored(session)
+        self._reducers.begin(optimizer, reducer)
+        return self._restored(reducer)
 
-    def _begin_direct(self, call: caller.Direct) -> Session:
+    def _begin_direct(self, call: caller.Direct) -> Reducer:
         if agreement.elastic():
             agreement.refuse_elastic("direct calls of hvd.allreduce")
         names = [call.name] if len(call.tensors) == 1 else [f"{call.name}.{i}" for i in range(len(call.tensors))]
         members = [Member(i, str(name), t) for i, (name, t) in enumerate(zip(names, call.tensors, strict=True))]
-        session = self._make(members, Group.of(call.process_set), call.label, call.full_carrier)
-        self._sessions.begin_call(call.key, session)
-        return self._restored(session)
+        reducer = self._make(members, HorovodTransport.of(call.process_set), call.label, call.full_carrier)
+        self._reducers.begin_call(call.key, reducer)
+        return self._restored(reducer)
 
     def _make(
         self,
         members: Sequence[Member],
-        group: Group,
+        transport: HorovodTransport,
         label: str,
         full: Callable[[int], float],
         replaces: bool = False,
-    ) -> Session:
-        return Session(
-            self.method, self.merge, members, group, self._meter, label, self._scale, full, self._lock, replaces
-        )
+    ) -> Reducer:
+        pool = CarrierPool(len(members))
+        ballot = lambda world, asking: Carriers(pool, full(world.size), world.size, asking)  # noqa: E731
+        common = Common(self.method, self.merge, self._meter, self._scale, self._lock, caller.CURE)
+        return Reducer(common, members, transport, ballot, label, replaces)
 
-    def _restored(self, session: Session) -> Session:
-        """Take over what was loaded before the session began."""
-        self._loaded.give({session.label: session})
-        return session
+    def _restored(self, reducer: Reducer) -> Reducer:
+        """Take over what was loaded before the reducer began."""
+        self._loaded.give({reducer.label: reducer})
+        return reducer
 
     def stats(self) -> Stats:
         """Bytes and time so far, on this rank, of all optimizers that use this compressor."""
-        states = [state for session in self._sessions for state in session.states()]
+        states = [state for reducer in self._reducers for state in reducer.states()]
         return self._meter.read(waits=not self.method.linear)._replace(vnmse=vnmse(states))
 
     def state_dict(self) -> dict[str, Any]:
@@ -261,16 +276,17 @@ class TorchCompressor(Made, Compressor):  # type: ignore[misc]  # Horovod is not
         Raises:
             StateError: If no save is complete, a file is damaged, or the states do not fit. Nothing is changed.
         """
-        self._load(checkpoint.load(folder, *Group.of(caller.EVERYONE).world))
+        world = HorovodTransport.of(caller.EVERYONE).world
+        self._load(checkpoint.load(folder, world.rank, world.size))
 
     def _saved(self) -> Saved:
-        sessions = {session.label: session.saved() for session in self._sessions if session.begun}
-        return self._loaded.join(to_spec(self.method), Group.of(caller.EVERYONE).world, sessions)
+        reducers = {one.label: one.saved() for one in self._reducers if one.begun}
+        return self._loaded.join(to_spec(self.method), HorovodTransport.of(caller.EVERYONE).world, reducers)
 
     def _load(self, saved: list[Saved]) -> None:
         loaded = Loaded()
         loaded.put(saved, to_spec(self.method))
-        loaded.give({session.label: session for session in self._sessions})
+        loaded.give({reducer.label: reducer for reducer in self._reducers})
         self._loaded = loaded
 
 

@@ -1,4 +1,4 @@
-"""The course of a step: gradients come in, buckets leave, results go out."""
+"""One step: gradients come in, buckets leave, results go out."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hvd_compress.core.transport import Transport
 from hvd_compress.stats import Meter
 from hvd_compress.torch.backward import at_end_of_backward
-from hvd_compress.torch.carriers import CARRIER_BYTES, Carriers
-from hvd_compress.torch.driver import nap
-from hvd_compress.torch.scaling import LossScale
-from hvd_compress.torch.slot import Slot
+from hvd_compress.torch.bucket_exchange import BucketExchange
+from hvd_compress.torch.bucket_state import BucketState
+from hvd_compress.torch.votes import Votes
+from hvd_compress.torch.waiting import nap
 
 _LOOKS = 4
 """How many exchanges under way are looked at for each gradient."""
@@ -59,96 +60,119 @@ class Place(NamedTuple):
 
     Attributes:
         name: Of the parameter.
-        slot: The bucket.
+        owner: The bucket.
         position: The place in the bucket.
     """
 
     name: str
-    slot: Slot
+    owner: BucketState
     position: int
 
 
-class Course:
-    """One step after another. A step begins with the first `add` and ends when all results have been taken.
+class Layout(NamedTuple):
+    """The buckets of a step.
+
+    Attributes:
+        buckets: All of them, with their states.
+        places: Where each gradient goes, by the keys of their parameters.
+        expected: How many gradients come in a backward pass.
+    """
+
+    buckets: Sequence[BucketState]
+    places: Mapping[int, Place]
+    expected: int
+
+
+class Step:
+    """One step. It begins with the first `add` and ends when all results have been taken.
 
     A bucket gives its result out as soon as it is there. Should another bucket's exchange go wrong after that, or
     another gradient not be finite, it stays as it is.
 
     Args:
-        carriers: What Horovod reduces in the place of the gradients.
+        votes: What the ranks tell each other about it.
+        transport: Performs the collectives of the buckets.
+        prefix: Of the names of these collectives.
         meter: Counts bytes and time.
-        loss_scale: By which the gradients are too large.
-        replaces: The results are written to the gradients, and carriers are reduced in place.
+        scale: By which a loss scaler has multiplied the gradients.
+        replaces: The results are written to the gradients.
         lock: Held by the caller of every method but `rest`; given up while waiting.
 
     Attributes:
-        slots: The buckets.
-        places: Where each gradient goes, by the keys of their parameters.
-        expected: How many gradients come in a backward pass.
-        waiting: How many gradients have come in this step, 0 between steps.
+        votes: What the ranks tell each other about it.
+        waiting: How many gradients have come.
         finite: Whether the step counts, as far as is known: no rank has a gradient, and none will have a result, that
             is not finite.
-        held: The gradients of a step that waits to be released; None in all others.
-        changed: Whether somebody else has written to a gradient of this step since it came.
+        changed: Whether somebody else has written to a gradient since it came.
     """
 
     def __init__(
-        self, carriers: Carriers, meter: Meter, loss_scale: LossScale, replaces: bool, lock: threading.Condition
+        self,
+        votes: Votes,
+        transport: Transport,
+        prefix: str,
+        meter: Meter,
+        scale: float,
+        replaces: bool,
+        lock: threading.Condition,
     ) -> None:
-        self.slots: Sequence[Slot] = ()
-        self.places: Mapping[int, Place] = {}
-        self.expected = 0
-        self._carriers = carriers
-        self._meter = meter
-        self._loss_scale = loss_scale
-        self._replaces = replaces
-        self._lock = lock
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin a step."""
+        self.votes = votes
         self.waiting = self._taken = 0
         self.finite = True
-        self.held: list[Entry] | None = None
         self.changed = False
-        self._scale = 1.0
+        self._transport = transport
+        self._prefix = prefix
+        self._meter = meter
+        self._scale = scale
+        self._replaces = replaces
+        self._lock = lock
         self._factor: float | None = None
         self._spoilt: set[int] = set()
-        self._running: deque[Slot] = deque()
+        self._places: Mapping[int, Place] = {}
+        self._expected = 0
+        self._exchanges: dict[BucketState, BucketExchange] = {}
+        self._running: deque[BucketExchange] = deque()
         self._entries: list[Entry] = []
         self._versions: list[int] = []
-        self._filling: defaultdict[Slot, list[Entry]] = defaultdict(list)
-        self._carriers.reset()
+        self._filling: defaultdict[BucketExchange, list[Entry]] = defaultdict(list)
+        self._held: list[Entry] | None = []
 
-    def begin(self) -> None:
-        """Ask for the loss scale, which holds for a whole step.
+    @property
+    def held(self) -> bool:
+        """Whether its gradients are kept until `release`."""
+        return self._held is not None
 
-        Raises:
-            SpecError: If it is not a positive number.
-        """
-        self._scale = self._loss_scale.read()
+    @property
+    def exchanges(self) -> list[BucketExchange]:
+        """The exchanges of all buckets."""
+        return list(self._exchanges.values())
 
-    def hold(self) -> None:
-        """Keep the gradients of this step until `release`: what they are exchanged with is not known yet."""
-        self.held = []
+    def release(self, layout: Layout) -> None:
+        """Exchange the gradients from now on, and those that have come before, in these buckets."""
+        held, self._held = self._held or [], None
+        self._places, self._expected = layout.places, layout.expected
+        how = self._transport, self._prefix, self._replaces, self.votes.admits, self._meter.count
+        self._exchanges = {owner: BucketExchange(owner, *how) for owner in layout.buckets}
+        for entry in held:
+            self._put(entry)
 
     def add(self, key: int, grad: Tensor, parameter: Tensor | None, call: Hashable) -> tuple[Tensor, Entry]:
         """Take in a gradient.
 
         Returns:
-            The carrier for Horovod to allreduce, and what to `take` the result with.
+            The vote for it, to be reduced in its place, and what to `take` the result with.
         """
         lap = self._meter.begin()
         own = parameter is not None and parameter.grad is grad
         entry = Entry(self.waiting, key, grad, parameter, own)
         self._entries.append(entry)
         self._versions.append(grad._version)
-        peak = self._put(entry) if self.held is None else self._keep(self.held, entry)
-        carrier = self._carriers.give(peak, call)
+        peak = self._put(entry) if self._held is None else self._keep(self._held, entry)
+        carrier = self.votes.give(peak, call)
         self._meter.gradient_bytes += grad.nbytes
-        self._meter.bytes_sent += CARRIER_BYTES
+        self._meter.bytes_sent += self.votes.nbytes
         self.waiting += 1
-        if self.waiting == self.expected and self._replaces and self.held is None:
+        if self.waiting == self._expected and self._replaces and self._held is None:
             at_end_of_backward(self.rest)
         self._meter.encode += self._meter.lap(lap)
         return carrier, entry
@@ -160,46 +184,40 @@ class Course:
             return 0.0 if grad.isfinite().all() else math.nan
         return torch.linalg.vector_norm(grad.float(), ord=torch.inf) if grad.numel() else grad.new_zeros(())
 
-    def release(self) -> None:
-        """Let the gradients go that were held."""
-        held, self.held = self.held or [], None
-        for entry in held:
-            self._put(entry)
-
     def _put(self, entry: Entry) -> float | Tensor:
-        place = self.places.get(entry.key)
+        place = self._places.get(entry.key)
         if place is None or not entry.grad.numel():
             return entry.grad.new_zeros(()) if entry.grad.is_cuda else 0.0
-        slot = place.slot
-        self._filling[slot].append(entry)
-        peak = slot.put(place.position, entry.grad, self._scale, entry.frozen)
+        exchange = self._exchanges[place.owner]
+        self._filling[exchange].append(entry)
+        peak = exchange.put(place.position, entry.grad, self._scale, entry.frozen)
         if self._running:
             self._push_on()
-        if slot.busy:
-            self._running.append(slot)
+        if exchange.busy:
+            self._running.append(exchange)
         return peak
 
     def _push_on(self) -> None:
         """Start the second rounds of buckets whose first has ended. Look at a few, the oldest."""
         for _ in range(min(len(self._running), _LOOKS)):
-            slot = self._running.popleft()
-            self._look_at(slot)
-            if slot.busy:
-                self._running.append(slot)
+            exchange = self._running.popleft()
+            self._look_at(exchange)
+            if exchange.busy:
+                self._running.append(exchange)
 
-    def _look_at(self, slot: Slot) -> None:
+    def _look_at(self, exchange: BucketExchange) -> None:
         """Go on with a bucket without waiting; give its result out if nothing speaks against it."""
-        slot.poll()
-        if slot.can_deliver:
-            factor = self._carriers.first_factor() if self._factor is None else self._factor
+        exchange.poll()
+        if exchange.can_deliver:
+            factor = self.votes.first_factor() if self._factor is None else self._factor
             if math.isfinite(factor):
-                self._deliver(slot, factor)
+                self._deliver(exchange, factor)
 
-    def _deliver(self, slot: Slot, factor: float) -> None:
-        self.finite = self.finite and slot.fits(factor * self._scale, scaled=self._scale != 1)
-        entries = self._filling[slot]
+    def _deliver(self, exchange: BucketExchange, factor: float) -> None:
+        entries = self._filling[exchange]
         self._note_changes(entries)
-        slot.deliver(factor * self._scale)
+        fits = exchange.deliver(factor * self._scale, scaled=self._scale != 1)
+        self.finite = self.finite and fits
         for entry in entries:
             self._versions[entry.number] = entry.grad._version
 
@@ -209,7 +227,7 @@ class Course:
                 self.changed = True
 
     def rest(self) -> None:
-        """Wait asleep for the carriers, at the end of a backward pass that has given all gradients.
+        """Wait asleep for the votes, at the end of a backward pass that has given all gradients.
 
         Horovod's own waiting takes a core. If nothing moves for long, another rank may first want something of this
         one: then do not wait here.
@@ -217,9 +235,9 @@ class Course:
         begin = moved = time.monotonic()
         before = -1
         with self._lock, self._meter.time("wait"):
-            while self.waiting and not self._carriers.are_back():
+            while not self.ended and not self.votes.are_back():
                 self._go_on()
-                if before != (before := self._carriers.under_way):
+                if before != (before := self.votes.under_way):
                     moved = time.monotonic()
                 elif time.monotonic() - moved > _PATIENCE:
                     break
@@ -227,13 +245,13 @@ class Course:
 
     def _go_on(self) -> None:
         """Go on with all buckets without waiting."""
-        for slot in self._running:
+        for exchange in self._running:
             with self._meter.time("decode"):
-                self._look_at(slot)
-        self._running = deque(slot for slot in self._running if slot.busy)
+                self._look_at(exchange)
+        self._running = deque(exchange for exchange in self._running if exchange.busy)
 
     def take(self, carrier: Tensor, entry: Entry) -> Tensor:
-        """Give out a result; the first call of a step completes all exchanges.
+        """Give out a result; the first call completes all exchanges.
 
         Raises:
             ExchangeError: If one of them went wrong.
@@ -243,7 +261,7 @@ class Course:
             with self._meter.time("decode"):
                 self._complete()
         self._taken += 1
-        result, place = entry.grad, self.places.get(entry.key)
+        result, place = entry.grad, self._places.get(entry.key)
         if place is not None and result.numel():
             if not self._replaces:
                 with self._meter.time("decode"):
@@ -261,7 +279,7 @@ class Course:
 
     @property
     def ended(self) -> bool:
-        """Whether all results have been taken."""
+        """Whether all results have been taken, or the step was given up."""
         return self._taken == self.waiting
 
     def _complete(self) -> None:
@@ -269,77 +287,72 @@ class Course:
 
         No rank waits for one exchange alone, as another rank may wait for another one.
         """
-        for slot in self.slots:
-            slot.start()
-        self._running = deque(slot for slot in self.slots if slot.busy)
+        for exchange in self.exchanges:
+            exchange.start()
+        self._running = deque(exchange for exchange in self.exchanges if exchange.busy)
         begin = time.monotonic()
         while self._unfinished():
             with self._meter.time("wait"):
                 nap(begin, self._lock.wait)
-        for slot in self.slots:
-            if slot.error is not None:
-                raise slot.error
+        for exchange in self.exchanges:
+            if exchange.error is not None:
+                raise exchange.error
         if self._replaces:
             self._settle()
 
     def _unfinished(self) -> bool:
         """Go on as far as possible without waiting; tell whether that is not the end."""
-        if self._replaces and self._factor is None and self._carriers.are_back():
+        if self._replaces and self._factor is None and self.votes.are_back():
             self._judge()
         self._go_on()
         return bool(self._running) or (self._replaces and self._factor is None)
 
     def _judge(self) -> None:
-        """Read all carriers."""
-        factors = self._carriers.factors()
+        """Read all votes."""
+        factors = self.votes.factors()
         self._spoilt = {number for number, factor in enumerate(factors) if not math.isfinite(factor)}
         self._factor = next((factor for factor in factors if math.isfinite(factor)), math.nan)
         self.finite = self.finite and not self._spoilt
-        for slot in self.slots:
-            self._look_at(slot)
+        for exchange in self.exchanges:
+            self._look_at(exchange)
 
     def _settle(self) -> None:
-        """Take over the new states if the step counts, and write the results that have not been."""
+        """Write the results that have not been, and take over the new states if the step counts."""
         assert self._factor is not None
-        ready = [slot for slot in self.slots if slot.can_deliver]
-        factor = self._factor * self._scale
-        self.finite = self.finite and all(slot.fits(factor, scaled=self._scale != 1) for slot in ready)
-        for slot in self.slots:
-            slot.settle(commit=self.finite)
-        for slot in ready:
-            slot.deliver(factor)
+        for exchange in self.exchanges:
+            if exchange.can_deliver:
+                fits = exchange.deliver(self._factor * self._scale, scaled=self._scale != 1)
+                self.finite = self.finite and fits
+        for exchange in self.exchanges:
+            exchange.settle(commit=self.finite)
 
     def _computed(self, carrier: Tensor, place: Place, entry: Entry) -> Tensor:
-        """A result beside its gradient, in a direct call, whose carriers come one after another."""
-        total, factor = place.slot.total(place.position), self._carriers.factor(carrier)
+        """A result beside its gradient, in a direct call, whose votes come back one after another."""
+        total, factor = self._exchanges[place.owner].total(place.position), self.votes.factor(carrier)
         result = torch.mul(total, factor * self._scale).to(entry.grad.dtype)
         doubtful = result.dtype != total.dtype or self._scale != 1
         self.finite = self.finite and math.isfinite(factor) and not (doubtful and not result.isfinite().all())
         return result
 
     def end(self) -> None:
-        """Close the step."""
-        for slot in self.slots:
-            if not self._replaces:
-                slot.settle(commit=self.finite)
-            slot.close()
+        """Close the step, of which all results have been taken."""
+        for exchange in self.exchanges:
+            exchange.settle(commit=self.finite and not self._replaces)
         self._meter.steps += 1
 
     def abort(self) -> None:
-        """Give up a step that has begun: drop what has come and keep the states of before.
+        """Bring to its end what has begun of a step that is given up, unless a rank is missing.
 
-        The other ranks give up too, or wait for this one, so what has begun is brought to its end, unless a rank is
-        missing.
+        The other ranks give up too, or wait for this one.
         """
-        lacking = self._carriers.lacking
-        self._carriers.assume()
-        for slot in self.slots if self.held is None else ():
-            slot.halt() if lacking else slot.drain()
-        self._carriers.settle()
+        self.votes.assume()
+        for exchange in self.exchanges:
+            exchange.halt() if self.votes.lacking else exchange.drain()
+        self.votes.settle()
 
     def forget(self) -> None:
-        """Forget the step, and what of it Horovod may still have."""
-        for slot in self.slots:
-            slot.close()
-        self._carriers.renew()
-        self.reset()
+        """Drop what has come, and keep the states of before."""
+        for exchange in self.exchanges:
+            exchange.settle(commit=False)
+        self.votes.abandon()
+        self._taken = self.waiting

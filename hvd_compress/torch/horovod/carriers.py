@@ -14,10 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hvd_compress.core.collectives import AllReduce, Collective
 from hvd_compress.errors import ExchangeError, UnsupportedError
-from hvd_compress.torch import caller
-
-CARRIER_BYTES = 8
+from hvd_compress.torch.horovod import caller
 
 _PRESENT, _ASKS, _BAD = 1.0, 2.0**16, 2.0**32
 """What a carrier holds is a sum of these; sums over up to 65,535 ranks stay apart, and exact in float64."""
@@ -37,33 +36,44 @@ class Heard(NamedTuple):
     bad: int
 
 
-class Carriers:
-    """The carriers of one step after another.
+class CarrierPool:
+    """Memory for the carriers of one step after another.
 
     Args:
-        full: What Horovod makes of a 1 on each rank.
-        size: How many ranks there are.
         most: How many gradients a step has at most.
-
-    Attributes:
-        lacking: A rank was found missing in this step.
-        asking: This rank wants to verify in this step that all agree.
     """
 
-    def __init__(self, full: float, size: int, most: int) -> None:
+    def __init__(self, most: int) -> None:
         self._most = most
-        self._on_host: list[Tensor] = []
-        self.asking = False
-        self.resize(full, size)
         self.renew()
 
-    def resize(self, full: float, size: int) -> None:
-        """Go on with another number of ranks."""
+    def renew(self) -> None:
+        """Take new memory, after a step that has left carriers with Horovod."""
+        self.values = torch.ones(self._most, dtype=torch.float64, device="cpu")
+        self.tensors = list(self.values.view(-1, 1).unbind())
+
+
+class Carriers:
+    """The carriers of one step.
+
+    Args:
+        pool: Their memory.
+        full: What Horovod makes of a 1 on each rank.
+        size: Number of ranks.
+        asking: This rank wants to verify in this step that all agree.
+
+    Attributes:
+        nbytes: Of a carrier.
+        lacking: A rank was found missing.
+    """
+
+    nbytes = 8
+
+    def __init__(self, pool: CarrierPool, full: float, size: int, asking: bool) -> None:
+        self._pool = pool
         self._full = full
         self._size = size
-
-    def reset(self) -> None:
-        """Begin a step."""
+        self._good = _PRESENT + (_ASKS if asking else 0)
         self.lacking = False
         self._complete = False
         self._first: int | None = None
@@ -72,11 +82,9 @@ class Carriers:
         self._returned: Hashable = None
         self._handles: list[int] | None = None
 
-    def renew(self) -> None:
-        """Begin a step after one that has left carriers with Horovod."""
-        self._ones = torch.ones(self._most, dtype=torch.float64, device="cpu")
-        self._on_host = list(self._ones.view(-1, 1).unbind())
-        self.reset()
+    def admits(self, message: Collective) -> bool:
+        """Whether a collective may be started: one that is no sum only if all ranks are known to take part."""
+        return isinstance(message, AllReduce) or self.are_complete()
 
     def give(self, peak: float | Tensor, call: Hashable = None) -> Tensor:
         """Return the carrier for a gradient.
@@ -85,15 +93,14 @@ class Carriers:
             peak: The gradient's largest magnitude, or any other number that is finite if the gradient is.
             call: Equal for those that Horovod gives back together.
         """
-        good = _PRESENT + (_ASKS if self.asking else 0)
         if isinstance(peak, Tensor):
-            carrier = (~peak.isfinite()).to(torch.float64).mul(_BAD).add(good).reshape(1)
+            carrier = (~peak.isfinite()).to(torch.float64).mul(_BAD).add(self._good).reshape(1)
         else:
             if not self._given:
-                self._ones.fill_(good)
-            carrier = self._on_host[len(self._given)]
+                self._pool.values.fill_(self._good)
+            carrier = self._pool.tensors[len(self._given)]
             if not math.isfinite(peak):
-                carrier.fill_(good + _BAD)
+                carrier.fill_(self._good + _BAD)
         self._given.append(carrier)
         self._calls.append(call)
         return carrier
@@ -131,7 +138,7 @@ class Carriers:
 
     def factors(self) -> list[float]:
         """By what to multiply the sums of all gradients, once all carriers are back."""
-        carriers = self._ones[: len(self._given)]
+        carriers = self._pool.values[: len(self._given)]
         if any(carrier.is_cuda for carrier in self._given):
             carriers = torch.cat([carrier.to("cpu", torch.float64) for carrier in self._given])
         values = carriers.tolist()
@@ -192,3 +199,7 @@ class Carriers:
     def settle(self, patience: float | None = None) -> None:
         """Wait for the carriers that nobody asks for any more; see `caller.settle`."""
         caller.settle(self._given, patience)
+
+    def abandon(self) -> None:
+        """Leave the carriers to Horovod, which may still write to them."""
+        self._pool.renew()

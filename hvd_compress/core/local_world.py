@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hvd_compress.bucket import Bucket
-from hvd_compress.collectives import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Broadcast,
-    Collective,
-    Exchange,
-    State,
-    World,
-    take_branches,
-)
+from hvd_compress.core.collectives import Collective, State, World
+from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import ExchangeError, GradientError
-from hvd_compress.lowering import lower
 from hvd_compress.merging import DEFAULT_MERGE, Gradient, Merge, Planned, gradient, plan
 from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops
@@ -29,8 +18,7 @@ from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.spec import as_method
 from hvd_compress.state import residual_of
 
-Arr: TypeAlias = npt.NDArray[Any]
-Running: TypeAlias = "Generator[Collective, Any, Exchange]"
+Arr = npt.NDArray[Any]
 
 _NUMPY = NumpyOps()
 
@@ -49,23 +37,38 @@ class LocalWorld:
 
     Args:
         method: A method or its spec.
-        size: How many ranks there are.
+        size: Number of ranks.
         merge: See `hvd_compress.merging.plan`.
         ops: The primitives to compute with, of any framework; those of numpy by default.
+        local_size: Number of ranks on each node.
 
     Attributes:
         bytes_sent: Payload bytes that one rank has handed to collectives so far, metadata included.
+        bytes_across: Those of them that went into collectives of ranks on several nodes.
         rounds: Collectives so far.
         steps: Steps so far, without those that a non-finite gradient or sum spoilt.
+
+    Raises:
+        ExchangeError: If the ranks cannot be on nodes like that.
     """
 
-    def __init__(self, method: Method | str, size: int, merge: Merge = DEFAULT_MERGE, ops: Ops | None = None) -> None:
+    def __init__(
+        self,
+        method: Method | str,
+        size: int,
+        merge: Merge = DEFAULT_MERGE,
+        ops: Ops | None = None,
+        local_size: int = 1,
+    ) -> None:
         if size < 1:
             raise ExchangeError(f"size={size} is not allowed: a world has at least 1 rank")
+        if local_size < 1 or size % local_size:
+            raise ExchangeError(f"local_size={local_size} is not allowed: it must divide size={size}")
         self.method = as_method(method)
         self.size = size
+        self.local_size = local_size
         self.merge = merge
-        self.bytes_sent = self.rounds = self.steps = 0
+        self.bytes_sent = self.bytes_across = self.rounds = self.steps = 0
         self._ops: Ops = _NUMPY if ops is None else ops
         self._gradients: list[Gradient] | None = None
         self._plan: list[Planned] = []
@@ -147,7 +150,7 @@ class LocalWorld:
             bucket = planned.bucket
             xs = [np.concatenate([arrays[i].ravel() for i in planned.members]) for arrays in ranks]
             xs = [x.astype(bucket.dtype) for x in xs]
-            results = lockstep(self._ops, planned.method, bucket, xs, states, self._count)
+            results = lockstep(self._ops, planned.method, bucket, xs, states, self._count, self.local_size)
             after.append([result.state for result in results])
             for result, mean in zip(results, means, strict=True):
                 pieces = _NUMPY.split(np.asarray(result.total) / self.size, bucket.sizes)
@@ -158,82 +161,5 @@ class LocalWorld:
     def _count(self, message: Collective) -> None:
         self.rounds += 1
         self.bytes_sent += message.array.nbytes
-
-
-def lockstep(
-    ops: Ops,
-    method: Method,
-    bucket: Bucket,
-    xs: Sequence[Arr],
-    states: Sequence[State],
-    count: Callable[[Collective], None] = lambda message: None,
-) -> list[Exchange]:
-    """Run one exchange per rank, all in this process.
-
-    Args:
-        ops: The primitives, of any framework; collectives are done in numpy.
-        method: What exchanges.
-        bucket: What the gradients are made of.
-        xs: One gradient per rank.
-        states: One state per rank.
-        count: Called with the message of rank 0 in each round.
-
-    Returns:
-        What the exchange of each rank ends with.
-
-    Raises:
-        ExchangeError: If the ranks do not ask for the same collectives.
-    """
-    worlds = [World(rank, len(xs)) for rank in range(len(xs))]
-    running: list[Running] = [
-        take_branches(lower(method.exchange(ops, bucket, ops.constant(x), state, world), ops, world))
-        for x, state, world in zip(xs, states, worlds, strict=True)
-    ]
-    replies: list[Any] = [None] * len(xs)
-    while True:
-        messages: list[Collective] = []
-        results: list[Exchange] = []
-        for generator, reply in zip(running, replies, strict=True):
-            try:
-                message = generator.send(reply)
-                messages.append(message._replace(array=np.asarray(message.array)))
-            except StopIteration as end:
-                results.append(end.value)
-        if not messages:
-            return results
-        replies = [ops.constant(reply) for reply in perform(messages, len(xs))]
-        count(messages[0])
-
-
-def perform(messages: list[Collective], size: int) -> list[Any]:
-    """Do one collective for all ranks.
-
-    Args:
-        messages: One per rank.
-        size: How many ranks there are.
-
-    Returns:
-        One reply per rank; no two of them share memory.
-
-    Raises:
-        ExchangeError: If the ranks do not ask for the same thing.
-    """
-    first = messages[0]
-    ragged = isinstance(first, AllGather) and first.ragged
-    asked = {(type(m), m._replace(array=None), m.array.shape[ragged:], m.array.dtype.name) for m in messages}
-    if len(messages) != size or len(asked) != 1:
-        raise ExchangeError(
-            f"the ranks of a step must ask for the same collective, but they asked for {sorted(map(str, asked))}"
-        )
-    arrays = [message.array for message in messages]
-    if isinstance(first, AllReduce):
-        combined = arrays[0].copy()
-        for array in arrays[1:]:
-            combined = np.maximum(combined, array) if first.op == "max" else combined + array
-        return [combined.copy() for _ in arrays]
-    if isinstance(first, AllGather):
-        return [np.concatenate(arrays) if ragged else np.stack(arrays) for _ in arrays]
-    if isinstance(first, AllToAll):
-        return [np.stack([array[rank] for array in arrays]) for rank in range(size)]
-    assert isinstance(first, Broadcast)
-    return [arrays[first.root].copy() for _ in arrays]
+        if World(0, self.size, self.local_size).leaves_node(message.scope):
+            self.bytes_across += message.array.nbytes

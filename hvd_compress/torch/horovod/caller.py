@@ -258,10 +258,19 @@ def _full_carrier(op: Any, factor: float) -> Callable[[int], float]:
     return lambda size: factor if op == hvd.Average else factor * size
 
 
-def incarnation() -> object:
-    """Another object each time Horovod is started: what was under way before is gone then."""
-    table: object = mpi_ops._handle_map
-    return table
+class _Started:
+    """How often Horovod was started: each time it makes another table of handles."""
+
+    table: object = None
+    times = 0
+
+
+def incarnation() -> int:
+    """Return another number each time that Horovod is started: what was under way before is gone then."""
+    if _Started.table is not mpi_ops._handle_map:
+        _Started.table = mpi_ops._handle_map
+        _Started.times += 1
+    return _Started.times
 
 
 def is_done(handle: int | None) -> bool:

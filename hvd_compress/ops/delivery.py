@@ -1,0 +1,80 @@
+"""Sums decoded a part at a time, each into the same memory, and written from there to where they belong.
+
+So no vector of the size of the sum is needed, and what is decoded is still in the cache when it is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_compress.core.totals import Coded, Scattered
+from hvd_compress.kernels import cpu
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Integers: TypeAlias = npt.NDArray[np.int64]
+
+PART = 2**17
+"""Coordinates that are decoded at a time."""
+
+
+class Places(NamedTuple):
+    """Where the pieces of a sum go.
+
+    Attributes:
+        begins: Where each begins in the sum.
+        ends: Where each ends.
+        addresses: Of the float32 that they are written to.
+    """
+
+    begins: Integers
+    ends: Integers
+    addresses: Integers
+
+    @classmethod
+    def of(cls, pieces: Sequence[tuple[slice, Any]]) -> Places:
+        """Return those of contiguous tensors."""
+        spans = [span for span, _ in pieces]
+        addresses = np.array([to.data_ptr() for _, to in pieces])
+        return cls(np.array([span.start for span in spans]), np.array([span.stop for span in spans]), addresses)
+
+    def write(self, part: Floats, first: int, factor: float) -> None:
+        """Write a part of the sum that begins at ``first``, times a factor."""
+        last = first + part.size
+        here = (self.begins < last) & (self.ends > first)
+        begins, ends = self.begins[here], np.minimum(self.ends[here], last)
+        starts = np.maximum(begins, first)
+        cpu.deliver(part, starts - first, self.addresses[here] + 4 * (starts - begins), ends - starts, factor)
+
+
+def deliver_parts(total: Scattered | Coded, pieces: Sequence[tuple[slice, Any]], factor: float) -> None:
+    """Write pieces of a sum of float32, times a factor, to contiguous tensors on the CPU."""
+    decode, places = _Scatter(total) if isinstance(total, Scattered) else _Decode(total), Places.of(pieces)
+    memory = np.empty(min(PART, total.size), np.float32)
+    for first in range(0, total.size, PART):
+        part = memory[: min(PART, total.size - first)]
+        decode(part, first)
+        places.write(part, first, factor)
+
+
+class _Scatter:
+    def __init__(self, total: Scattered) -> None:
+        self._pieces = [(indices.numpy(), values.float().numpy()) for indices, values in total.pieces]
+
+    def __call__(self, out: Floats, first: int) -> None:
+        out.fill(0)
+        for indices, values in self._pieces:
+            low, high = np.searchsorted(indices, (first, first + out.size))
+            cpu.add_at(out, indices[low:high] - first, values[low:high])
+
+
+class _Decode:
+    def __init__(self, total: Coded) -> None:
+        self._rows = total.rows.contiguous().numpy()
+        self._how = total.code, total.n, total.join
+
+    def __call__(self, out: Floats, first: int) -> None:
+        cpu.dequantise(self._rows, *self._how, out, (first, first + out.size))

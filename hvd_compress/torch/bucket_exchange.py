@@ -1,0 +1,201 @@
+"""One bucket in one step: filled by gradients, exchanged, its result written to the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+from hvd_compress.core.collectives import Collective, Exchange, State
+from hvd_compress.core.totals import dense
+from hvd_compress.core.transport import InFlight, Transport
+from hvd_compress.errors import CompressionError, ExchangeError
+from hvd_compress.ops.torch_devices import exactly
+from hvd_compress.torch.bucket_state import BucketState
+
+
+class BucketExchange:
+    """The exchange of a bucket in one step.
+
+    Args:
+        owner: The bucket with its state.
+        transport: Performs its collectives.
+        prefix: Of the names of its collectives.
+        replaces: The results are to be written to the gradients.
+        admits: Tells whether a message may be started yet.
+        count: Called with each message when it is started.
+
+    Attributes:
+        begun: Whether the exchange has begun.
+        error: What went wrong in it.
+    """
+
+    def __init__(
+        self,
+        owner: BucketState,
+        transport: Transport,
+        prefix: str,
+        replaces: bool,
+        admits: Callable[[Collective], bool],
+        count: Callable[[Collective], None],
+    ) -> None:
+        self.bucket, self.ops = owner.bucket, owner.ops
+        self._owner = owner
+        self._transport = transport
+        self._name = f"{prefix}.{self.bucket.key}"
+        self._replaces = replaces
+        self._admits, self._count = admits, count
+        self._buffer: Tensor | None = None
+        self._lent: tuple[Tensor, State] | None = None
+        self._grads: dict[int, Tensor] = {}
+        self._missing = set(range(len(owner.spans)))
+        self._frozen: list[int] = []
+        self._flight: InFlight | None = None
+        self._result: Exchange | None = None
+        self.begun = False
+        self.error: ExchangeError | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether the exchange has begun and not yet ended."""
+        return self._flight is not None
+
+    def put(self, position: int, grad: Tensor, scale: float = 1.0, frozen: bool = False) -> float | Tensor:
+        """Take a gradient to its place; start the exchange when it was the last.
+
+        Args:
+            position: The place.
+            grad: The gradient.
+            scale: By which a loss scaler has multiplied it.
+            frozen: Its parameter is not trained: it counts as zero, and what was kept of it is forgotten.
+
+        Returns:
+            A number that is inf or nan if the gradient is not finite: on the CPU a float, else a scalar of the device.
+        """
+        buffer, span = self._open(), self._owner.spans[position]
+        self._grads[position] = grad
+        if frozen:
+            self._frozen.append(position)
+            grad = torch.zeros_like(grad)
+        # A gradient that is not finite must not reach the method: it would spoil scales and its neighbours.
+        if self._lent is None:
+            peak = self.ops.fill(buffer, span, grad, scale)
+        else:
+            peak = self.ops.absorb(buffer, self._lent[0], span, grad, scale)
+        self._missing.remove(position)
+        if not self._missing:
+            self.start()
+        return peak
+
+    def _open(self) -> Tensor:
+        """Return the buffer that the gradients of this step go to."""
+        if self._buffer is None:
+            self._buffer = self._owner.buffer()
+            if self._replaces and self.ops.absorbs:
+                self._lent = self._owner.method.lend(self._owner.state)
+        return self._buffer
+
+    def start(self) -> None:
+        """Begin the exchange; gradients that have not come count as zero."""
+        if self.begun:
+            return
+        self.begun = True
+        self._owner.clear(self._frozen)
+        buffer, spans = self._open(), self._owner.spans
+        for position in self._missing if self._lent is None else {*self._missing, *self._frozen}:
+            span = spans[position]
+            buffer[span] = 0 if self._lent is None else self._lent[0][span]
+        state = self._owner.state if self._lent is None else self._lent[1]
+        if self._lent is None:
+            self._buffer = None  # the method's from here on
+        with exactly(self.ops.device):  # backward may run inside the user's autocast
+            flight = InFlight(
+                self._owner.method,
+                self.ops,
+                self.bucket,
+                buffer,
+                state,
+                self._transport,
+                self._name,
+                count=self._count,
+                admits=self._admits,
+            )
+        self._note(flight)
+
+    def _note(self, flight: InFlight) -> None:
+        """Keep the exchange while it goes on, then its result alone."""
+        self._result = flight.result
+        self._flight = flight if self._result is None else None
+
+    def poll(self) -> None:
+        """Go on as far as possible without waiting."""
+        while self._flight is not None and self._flight.ready():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the collective on its way and go on to the next.
+
+        A fault in what has come is kept in `error`, so that all ranks finish the other buckets first.
+        """
+        assert self._flight is not None
+        try:
+            with exactly(self.ops.device):
+                self._flight.go_on()
+            self._note(self._flight)
+        except ExchangeError as error:
+            self.error, self._flight = error, None
+
+    def settle(self, commit: bool) -> None:
+        """Take over the new state; or else keep the one from before the step."""
+        if commit:
+            assert self._result is not None
+            self._owner.commit(self._result.state)
+            self._owner.clear(self._frozen)
+        if self._lent is not None and self._buffer is not None:
+            self._owner.recycle(self._buffer, self._lent[0] if commit else None)
+        self._lent = self._buffer = None
+
+    @property
+    def can_deliver(self) -> bool:
+        """Whether the sum is there, to be written in the place of the gradients."""
+        return self._replaces and self._result is not None and self._result.total is not None
+
+    def deliver(self, factor: float, scaled: bool) -> bool:
+        """Write the sum over the ranks, times a factor, in the place of the gradients, and drop it.
+
+        Args:
+            factor: The factor.
+            scaled: It makes the sum larger; otherwise only narrower dtypes than the sum's are in doubt.
+
+        Returns:
+            Whether the results are finite, where that is in doubt.
+        """
+        assert self._result is not None
+        pieces = [(self._owner.spans[position], grad) for position, grad in self._grads.items()]
+        self.ops.deliver(self._result.total, pieces, factor)
+        self._result = self._result._replace(total=None)
+        wide = getattr(torch, self.bucket.dtype)
+        doubtful = [grad for _, grad in pieces if scaled or grad.dtype is not wide]
+        peaks = [torch.linalg.vector_norm(grad, ord=torch.inf).float() for grad in doubtful]
+        return all(torch.stack(peaks).isfinite().tolist()) if peaks else True
+
+    def total(self, position: int) -> Tensor:
+        """The sum over the ranks of the gradient at this place."""
+        assert self._result is not None
+        self._result = self._result._replace(total=dense(self.ops, self._result.total))
+        total: Tensor = self._result.total[self._owner.spans[position]]
+        return total.view(self.bucket.shapes[position])
+
+    def halt(self) -> None:
+        """Wait for the collective under way, if it has been started, and go no further."""
+        if self._flight is not None:
+            self._flight.halt()
+
+    def drain(self) -> None:
+        """Finish an exchange whose result nobody wants, so that its collectives do not meet those of the next step."""
+        with suppress(CompressionError):
+            self.start()
+            while self.busy:
+                self.wait()

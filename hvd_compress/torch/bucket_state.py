@@ -1,0 +1,93 @@
+"""One bucket of a plan, with what its method keeps between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hvd_compress.core.collectives import State
+from hvd_compress.merging import Planned
+from hvd_compress.ops.torch_devices import torch_ops
+from hvd_compress.state import flatten, unflatten
+
+
+class BucketState:
+    """A bucket, its method, and the method's state.
+
+    Where the method lends its residual, a step fills a buffer with residual plus gradient, which becomes the next
+    residual once the step counts. The old residual stays as it is until then, so a step is undone by not taking over
+    its state. After that its memory is the next step's buffer.
+
+    Args:
+        planned: The bucket and its method.
+        device: Where its gradients are.
+        size: Number of ranks.
+
+    Attributes:
+        spans: The place of each gradient in the bucket.
+    """
+
+    def __init__(self, planned: Planned, device: torch.device, size: int) -> None:
+        self.bucket, self.method = planned.bucket, planned.method
+        self.ops = torch_ops(device)
+        self.state: State = self.method.init(self.ops, self.bucket, size)
+        ends = accumulate(self.bucket.sizes)
+        self.spans = [slice(end - size, end) for end, size in zip(ends, self.bucket.sizes, strict=True)]
+        self._spare: Tensor | None = None
+        self._before: State | None = None
+
+    def buffer(self) -> Tensor:
+        """Return memory for the gradients of a step; the step before cannot be undone after that."""
+        self._before = None
+        spare, self._spare = self._spare, None
+        return self.ops.empty(self.bucket.numel, self.bucket.dtype) if spare is None else spare
+
+    def commit(self, state: State) -> None:
+        """Take over the state of a step that counts."""
+        self._before, self.state = self.state, state
+
+    def recycle(self, buffer: Tensor, residual: Tensor | None = None) -> None:
+        """Take back the buffer of a step, or else the old residual where the buffer has become the new one."""
+        lent = self.method.lend(self.state)
+        kept = residual is not None and lent is not None and lent[0].data_ptr() == buffer.data_ptr()
+        self._spare = residual if kept else buffer
+
+    def undo(self) -> None:
+        """Go back to the state from before the last step that counted; only until the next one begins."""
+        if self._before is not None:
+            self.state, self._before = self._before, None
+            self._spare = None  # it may be the residual again
+
+    def forget(self, positions: Iterable[int]) -> None:
+        """Clear what is kept of some gradients, as far as it is kept coordinate by coordinate; between steps."""
+        self._before = None
+        self.clear(positions)
+
+    def clear(self, positions: Iterable[int]) -> None:
+        """Clear what is kept of some gradients, as far as it is kept coordinate by coordinate."""
+        vectors = [leaf for leaf in flatten(self.state).values() if isinstance(leaf, Tensor)]
+        for position in positions:
+            for vector in vectors:
+                if vector.shape == (self.bucket.numel,):
+                    vector[self.spans[position]] = 0
+
+    def read(self) -> dict[str, Any]:
+        """Return the state as named leaves: copies in numpy, and ints. During a step, those from before it."""
+        return {
+            path: leaf.to("cpu", copy=True).numpy() if isinstance(leaf, Tensor) else leaf
+            for path, leaf in flatten(self.state).items()
+        }
+
+    def write(self, leaves: Mapping[str, Any]) -> None:
+        """Take over a state of the same structure, in the form of `read` or with tensors in the place of arrays."""
+        new = {
+            path: torch.as_tensor(leaves[path]).to(leaf.device, leaf.dtype, copy=True)
+            if isinstance(leaf, Tensor)
+            else int(leaves[path])
+            for path, leaf in flatten(self.state).items()
+        }
+        self.state, self._before = unflatten(self.state, new), None

@@ -1,0 +1,93 @@
+"""Performs the collectives of a method with `horovod.torch`, without waiting for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import horovod.torch as hvd
+import torch
+from torch import Tensor
+
+from hvd_compress.core.collectives import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Collective,
+    ReduceScatter,
+)
+from hvd_compress.errors import ExchangeError
+from hvd_compress.group import Group
+from hvd_compress.ops import wrong_length
+from hvd_compress.torch.horovod import caller
+from hvd_compress.torch.waiting import nap
+
+
+class Pending(NamedTuple):
+    """A collective on its way.
+
+    Attributes:
+        handle: Horovod's.
+        read: Turns Horovod's result into the reply that the method expects.
+    """
+
+    handle: int
+    read: Callable[[Any], Tensor]
+
+    def done(self) -> bool:
+        """Whether the result is there."""
+        return bool(hvd.poll(self.handle))
+
+    def result(self) -> Tensor:
+        """Wait for the result; asleep, as Horovod's own waiting keeps its communication thread off the core."""
+        begin = time.monotonic()
+        while not self.done():
+            nap(begin)
+        return self.read(hvd.synchronize(self.handle))
+
+
+@dataclass(frozen=True)
+class HorovodTransport(Group):
+    """The ranks of a process set of Horovod."""
+
+    @property
+    def epoch(self) -> tuple[int, int]:
+        """Another one for each process set, and each time that Horovod is started."""
+        return self.process_set.process_set_id, caller.incarnation()
+
+    def start(self, message: Collective, name: str) -> Pending:
+        """Start a collective."""
+        array, where = message.array.contiguous(), {"name": name, "process_set": self.process_set}
+        size = self.world.size
+        self.check_scope(message)
+        if isinstance(message, AllReduce):
+            op = hvd.Max if message.op == "max" else hvd.Sum
+            start = hvd.allreduce_async_ if message.donate else hvd.allreduce_async
+            return Pending(start(array, op=op, **where), _whole)
+        if isinstance(message, ReduceScatter):
+            return Pending(hvd.reducescatter_async(array, op=hvd.Sum, **where), torch.flatten)
+        if isinstance(message, AllGather):
+            read = torch.flatten if message.ragged else partial(_rows, size, array.numel())
+            return Pending(hvd.allgather_async(array, **where), read)
+        if isinstance(message, AllToAll):
+            row = array[0].numel()
+            splits = torch.full((size,), row, dtype=torch.int32, device="cpu")
+            handle = hvd.alltoall_async(array.flatten(), splits, **where)
+            return Pending(handle, lambda reply: _rows(size, row, reply[0]))
+        assert isinstance(message, Broadcast)
+        return Pending(hvd.broadcast_async(array, self.global_rank(message.root), **where), _whole)
+
+
+def _whole(reply: Tensor) -> Tensor:
+    return reply
+
+
+def _rows(size: int, row: int, reply: Tensor) -> Tensor:
+    """One row for each rank: Horovod lets ranks send as much as they like."""
+    if reply.numel() != size * row:
+        raise ExchangeError(wrong_length())  # without numbers, which would differ between ranks
+    return reply.view(size, row)

@@ -1,0 +1,81 @@
+"""Sums that are decoded a part at a time are those that are decoded as a whole, wherever they are written."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+import pytest
+import torch
+from catalogue import bare, specs
+from torch import Tensor
+from worlds import bucket_of, normal, ops_of
+
+from hvd_compress.core.collectives import World
+from hvd_compress.core.lockstep import fly
+from hvd_compress.core.totals import dense
+from hvd_compress.errors import ExchangeError
+from hvd_compress.ops import delivery
+from hvd_compress.ops.torch import TorchCpuOps, TorchOps
+
+WORLD = World(0, 1)
+SHAPES = ((40, 30), (7,), (60, 50), (1, 3), (33, 20))
+BUCKET = bucket_of(*SHAPES)
+KINDS = {
+    "contiguous": lambda shape: torch.full(shape, torch.nan),
+    "columns first": lambda shape: torch.full(shape[::-1], torch.nan).permute(*reversed(range(len(shape)))),
+    "halves": lambda shape: torch.full(shape, torch.nan, dtype=torch.float16),
+    "doubles": lambda shape: torch.full(shape, torch.nan, dtype=torch.float64),
+}
+
+
+def delivered(spec: str, ranks: int, kind: str) -> tuple[list[Tensor], list[Tensor]]:
+    """Return what is written to tensors of some kind, and what should be."""
+    method, ops = bare(spec), TorchCpuOps()
+    states = [method.init(ops, BUCKET, ranks) for _ in range(ranks)]
+    flights = fly(ops, method, BUCKET, normal(BUCKET, ranks), states)
+    total = flights[0].ended.total
+    whole = dense(ops, total) / 3
+    spans = [slice(end - size, end) for end, size in zip(accumulate(BUCKET.sizes), BUCKET.sizes, strict=True)]
+    grads = [KINDS[kind](shape) for shape in SHAPES]
+    order = [3, 0, 4, 1]  # as gradients come; one does not
+    ops.deliver(total, [(spans[i], grads[i]) for i in order], 1 / 3)
+    assert grads[2].isnan().all()
+    return [grads[i] for i in order], [whole[spans[i]].view(SHAPES[i]).to(grads[0].dtype) for i in order]
+
+
+@pytest.mark.parametrize(("ranks", "part"), [(1, 1000), (2, 64), (3, 2**17)])
+@pytest.mark.parametrize("spec", specs(ratio=0.05, threshold=2, rank=2))
+def test_parts_make_the_whole(spec: str, ranks: int, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "PART", part)
+    for got, want in zip(*delivered(spec, ranks, "contiguous"), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("spec", ["topk:ratio=0.05", "qsgd", "efsignsgd:twoway=on", "powersgd:rank=2", "topkc"])
+def test_any_tensor_is_written_to(spec: str, kind: str) -> None:
+    tolerance = 1e-3 if kind == "halves" else 1e-5
+    for got, want in zip(*delivered(spec, 2, kind), strict=True):
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=1e-5)
+
+
+def test_the_frameworks_own_way_is_the_same() -> None:
+    """As on a device that kernels cannot get to."""
+    ops, grads = TorchOps(), [torch.empty(shape) for shape in SHAPES]
+    spans = [slice(end - size, end) for end, size in zip(accumulate(BUCKET.sizes), BUCKET.sizes, strict=True)]
+    method = bare("qsgd")
+    flights = fly(ops, method, BUCKET, normal(BUCKET, 2), [method.init(ops, BUCKET, 2) for _ in range(2)])
+    total = flights[0].ended.total
+    ops.deliver(total, list(zip(spans, grads, strict=True)), 0.5)
+    np.testing.assert_array_equal(torch.cat([g.flatten() for g in grads]), dense(ops, total) * 0.5)
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+def test_codes_of_a_wrong_length_are_refused_before_they_are_decoded(framework: str) -> None:
+    """When all ranks can still be told."""
+    ops, method = ops_of(framework), bare("qsgd")
+    exchanging = method.exchange(ops, BUCKET, ops.constant(normal(BUCKET, 1)[0]), method.init(ops, BUCKET, 1), WORLD)
+    message = next(exchanging)
+    with pytest.raises(ExchangeError, match="not as long as what it holds"):
+        exchanging.send(ops.constant(np.asarray(message.array)[None, :-1]))  # type: ignore[union-attr]
