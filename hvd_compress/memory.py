@@ -12,7 +12,7 @@ from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, State, World
 from hvd_compress.core.totals import dense
 from hvd_compress.errors import SpecError
-from hvd_compress.methods.base import Wrapper, check_range
+from hvd_compress.methods.base import Wrapper, check_range, clear, compensated
 from hvd_compress.ops import Ops
 from hvd_compress.roles import Own, Total
 
@@ -21,8 +21,7 @@ class ErrorFeedbackState(NamedTuple):
     """What error feedback keeps.
 
     Attributes:
-        residual: What this rank has not sent yet, in the units of its gradient; shape ``(bucket.numel,)``. None where
-            it has been lent and comes back with the gradient added to it.
+        residual: ``d e_i``, in the units of the gradient, to be added to the next one; shape ``(bucket.numel,)``.
         inner: The state of the method inside.
     """
 
@@ -57,24 +56,21 @@ class ErrorFeedback(Wrapper):
     def init(self, ops: Ops, bucket: Bucket, size: int) -> ErrorFeedbackState:
         return ErrorFeedbackState(ops.zeros((bucket.numel,), bucket.dtype), self.inner.init(ops, bucket, size))
 
-    def lend(self, state: ErrorFeedbackState) -> tuple[Array, ErrorFeedbackState] | None:
-        return (state.residual, state._replace(residual=None)) if self.decay == self.lowpass == 1 else None
+    def residual(self, state: ErrorFeedbackState) -> Array:
+        return state.residual
 
-    def _late(self, state: ErrorFeedbackState) -> Array | None:
-        return state.residual if self.decay == 1 else state.residual * self.decay
-
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: ErrorFeedbackState, world: World) -> Exchanging:
-        total, _, inner, residual = yield from self.inner.exchange_late(
-            ops, bucket, x, self._late(state), state.inner, world
-        )
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: ErrorFeedbackState, world: World, keep: bool = False
+    ) -> Exchanging:
+        exchange = yield from self.inner.exchange(ops, bucket, x, state.inner, world, keep=True)
+        residual = exchange.left if self.decay == 1 else ops.scale(exchange.left, self.decay)
         if self.lowpass != 1:
-            residual = state.residual * (1 - self.lowpass) + residual * self.lowpass
-        return Exchange(total, None, ErrorFeedbackState(residual, inner))
+            residual = ops.blend(state.residual, residual, 1 - self.lowpass)
+        return Exchange(exchange.total, ErrorFeedbackState(residual, exchange.state))
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: ErrorFeedbackState, world: World) -> Exchanging:
-        late = self._late(state)
-        total = yield AllReduce(x if late is None else ops.add(x, late), donate=True)
-        return Exchange(total, None, state._replace(residual=ops.zeros((bucket.numel,), bucket.dtype)))
+        total = yield AllReduce(x, donate=True)
+        return Exchange(total, state._replace(residual=ops.zeros((bucket.numel,), bucket.dtype)))
 
 
 class EF21State(NamedTuple):
@@ -113,16 +109,18 @@ class EF21(Wrapper):
         zeros = ops.zeros((bucket.numel,), bucket.dtype)
         return EF21State(zeros, zeros, self.inner.init(ops, bucket, size))
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: EF21State, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: EF21State, world: World, keep: bool = False
+    ) -> Exchanging:
         change = x - state.local
-        total, _, inner, left = yield from self.inner.exchange_late(ops, bucket, change, None, state.inner, world)
-        local = x - left
-        shared = state.shared + dense(ops, total)
-        return Exchange(_own(shared), None, EF21State(local, shared, inner))
+        exchange = yield from self.inner.exchange(ops, bucket, change, state.inner, world, keep=True)
+        local = x - exchange.left
+        shared = state.shared + dense(ops, exchange.total)
+        return Exchange(_own(shared), EF21State(local, shared, exchange.state))
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: EF21State, world: World) -> Exchanging:
         total = yield AllReduce(x)
-        return Exchange(_own(total), None, state._replace(local=x, shared=total))
+        return Exchange(_own(total), state._replace(local=x, shared=total))
 
 
 class MomentumCorrectionState(NamedTuple):
@@ -184,16 +182,20 @@ class MomentumCorrection(Wrapper):
             x = x * ops.cast(ops.where(norm > limit, limit / ops.where(norm > 0, norm, 1.0), 1.0), ops.dtype(x))
         return ops.accelerate(x, state.velocity, state.residual, self.momentum, self.nesterov)
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: MomentumCorrectionState, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: MomentumCorrectionState, world: World, keep: bool = False
+    ) -> Exchanging:
         velocity, corrected = self._accumulate(ops, x, state, world)
-        total, sent, inner, left = yield from self.inner.exchange_late(ops, bucket, corrected, None, state.inner, world)
-        return Exchange(total, None, MomentumCorrectionState(self.inner.forget(ops, velocity, sent), left, inner))
+        exchange = yield from self.inner.exchange(ops, bucket, corrected, state.inner, world, keep=True)
+        if exchange.chosen:  # () where a graph has branched
+            velocity = clear(ops, velocity, exchange.chosen)
+        return Exchange(exchange.total, MomentumCorrectionState(velocity, exchange.left, exchange.state))
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: MomentumCorrectionState, world: World) -> Exchanging:
         velocity, corrected = self._accumulate(ops, x, state, world)
         total = yield AllReduce(corrected, donate=True)
         zeros = ops.zeros((bucket.numel,), bucket.dtype)
-        return Exchange(total, None, state._replace(velocity=velocity, residual=zeros))
+        return Exchange(total, state._replace(velocity=velocity, residual=zeros))
 
 
 class MomentumState(NamedTuple):
@@ -233,21 +235,25 @@ class Momentum(Wrapper):
     def init(self, ops: Ops, bucket: Bucket, size: int) -> MomentumState:
         return MomentumState(ops.zeros((bucket.numel,), bucket.dtype), self.inner.init(ops, bucket, size))
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: MomentumState, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: MomentumState, world: World, keep: bool = False
+    ) -> Exchanging:
+        x = compensated(ops, self.inner, x, state.inner)
         return self._apply(ops, state, (yield from self.inner.exchange(ops, bucket, x, state.inner, world)))
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: MomentumState, world: World) -> Exchanging:
+        x = compensated(ops, self.inner, x, state.inner)
         return self._apply(ops, state, (yield from self.inner.dense(ops, bucket, x, state.inner, world)))
 
     def _apply(self, ops: Ops, state: MomentumState, exchange: Exchange) -> Exchange:
         summed = dense(ops, exchange.total)
         velocity = state.velocity * self.momentum + summed
         total = velocity * self.momentum + summed if self.nesterov else _own(velocity)
-        return Exchange(total, None, MomentumState(velocity, exchange.state))
+        return Exchange(total, MomentumState(velocity, exchange.state))
 
 
 def _check_retains(memory: Wrapper, feedback: str) -> None:
-    if not memory.inner.can_retain:
+    if not memory.inner.supports_feedback:
         raise SpecError(
             f"feedback={feedback} is not possible with {memory.inner!r}: what it does not send cannot be kept, or would"
             " grow; take feedback=off"

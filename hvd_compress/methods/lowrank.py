@@ -35,6 +35,7 @@ class LowRank(Method):
     """
 
     feedback = True
+    retains = True
 
     rank: int = 4
     target_ratio: float = 0.0

@@ -12,6 +12,7 @@ from hvd_compress import LocalWorld
 from hvd_compress.core.collectives import AllReduce, World
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import SpecError
+from hvd_compress.memory import ErrorFeedback
 from hvd_compress.methods.blockk import BlockK
 from hvd_compress.methods.dgc import DGC
 from hvd_compress.methods.gtopk import GTopK
@@ -88,11 +89,11 @@ def test_gtopk_takes_the_winners_of_the_tree(ranks: int, framework: str) -> None
     while len(level) > 1:
         level = [top(np.sum(level[i : i + 2], axis=0), 20) for i in range(0, len(level), 2)]
     winners = level[0] != 0
-    results = lockstep(ops, method, bucket, xs, [method.init(ops, bucket, ranks) for _ in xs])
+    feedback = ErrorFeedback(method)
+    results = lockstep(ops, feedback, bucket, xs, [feedback.init(ops, bucket, ranks) for _ in xs])
     np.testing.assert_allclose(np.asarray(results[0].total), sum(chosen) * winners, atol=1e-12)
     for x, mine, result in zip(xs, chosen, results, strict=True):
-        residual = np.asarray(method.retain(ops, ops.constant(x), result.sent))
-        np.testing.assert_allclose(residual, x - mine * winners, atol=1e-12)
+        np.testing.assert_allclose(np.asarray(result.state.residual), x - mine * winners, atol=1e-12)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
