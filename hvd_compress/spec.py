@@ -12,12 +12,12 @@ from hvd_compress.measure import Measured
 from hvd_compress.memory import EF21, ErrorFeedback, Momentum, MomentumCorrection
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method, Wrapper
-from hvd_compress.methods.cast import Dense, Half
+from hvd_compress.methods.cast import Dense
 from hvd_compress.policy import Delayed, Schedule, Selective, schedule
 
 Made = TypeVar("Made")
 
-DENSE: dict[str, Method] = {"none": Dense(), "fp16": Half()}
+DENSE: dict[str, Method] = {name: cls() for name, cls in REGISTRY.items() if cls.linear}
 
 MEMORY: dict[str, Any] = {
     "decay": 1.0,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from catalogue import COMPOSED, SPECS, WARMING_UP
+from catalogue import COMPOSED, EXAMPLES, SPECS, WARMING_UP
 from worlds import leaves, normal
 
 from hvd_compress import parse
@@ -24,7 +24,7 @@ from hvd_compress.state import filled, roles
 OPS = NumpyOps()
 MODEL = [Gradient(f"w{i}", shape, "float32") for i, shape in enumerate([(48, 40), (64, 32), (8, 6, 5, 5), (40, 40)])]
 ALL = [spec for spec in [*SPECS, *COMPOSED, *WARMING_UP] if spec not in ("none", "fp16", "bf16")]
-INDIVISIBLE = {"onebit:twoway=on", "efsignsgd:twoway=on", "loco"}
+INDIVISIBLE = {spec for spec, example in EXAMPLES.items() if example.total == "served"}
 """A server's part of a bucket belongs to no gradient, nor does the scale of a block that two of them share."""
 
 States = list[list[State]]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Branch, Exchange, Exchanging, World
 from hvd_compress.core.totals import Products
+from hvd_compress.methods.base import Example, register
 from hvd_compress.methods.lowrank import LowRank, flat
 from hvd_compress.ops import Ops
 
@@ -27,6 +28,7 @@ class ACPSGDState(NamedTuple):
     q: Array
 
 
+@register
 @dataclass(frozen=True)
 class ACPSGD(LowRank):
     """Alternating compression: P and Q take turns, with one allreduce in each step (Algorithm 1 of the paper).
@@ -50,6 +52,11 @@ class ACPSGD(LowRank):
 
     name = "acpsgd"
     paper = "Zhang et al., Evaluation and Optimization of Gradient Compression for Distributed Deep Learning, 2023"
+    learns = True
+    examples = (
+        Example("acpsgd:rank=2", 2 * 40 * 4, gain=20),  # the left factors in the first step
+    )
+    compared = ("acpsgd:rank=64", "acpsgd:rank=16", "acpsgd:rank=4")
     collective = "allreduce"
     keeps = "P and Q, r x (rows + columns)"
 

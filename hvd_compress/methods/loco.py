@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Array, Exchange, Exchanging, World
-from hvd_compress.methods.base import Method, check_range
+from hvd_compress.methods.base import Example, Method, check_range, register
 from hvd_compress.methods.quantised import part_size, two_step
 from hvd_compress.ops import Ops
 from hvd_compress.ops.code import Code
@@ -38,6 +38,7 @@ class LoCoState(NamedTuple):
     served: Errors
 
 
+@register
 @dataclass(frozen=True)
 class LoCo(Method):
     """Low-bit communication with a running mean of the error (Algorithm 1 of the paper, for allreduce).
@@ -58,7 +59,11 @@ class LoCo(Method):
     """
 
     name = "loco"
+    family = "quantised"
     paper = "Xie et al., LoCo: Low-Bit Communication Adaptor for Large-scale Model Training, 2024"
+    examples = (Example("loco:block=64", 3 * (8 * 4 + 500 // 2), total="served"),)
+    compared = ("loco:bits=8", "loco:bits=4")
+    claim = "14 to 40 % faster training with Adam (LLaMA, mixtures of experts), without loss"
     collective = "alltoall + allgather"
     keeps = "errors in 8 bits"
 

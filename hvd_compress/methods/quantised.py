@@ -47,6 +47,8 @@ class Quantised(Method):
         twoway: Compress what comes back, too.
     """
 
+    family = "quantised"
+    boundary = True
     collective = "allgather, or alltoall + allgather"
     keeps = "step count; two-way: the servers' residuals"
     serves_feedback: ClassVar[bool] = False

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllGather, Array, Exchange, Exchanging, World
 from hvd_compress.core.totals import dense
-from hvd_compress.methods.base import Method, check_range
+from hvd_compress.methods.base import Example, Method, check_range, register
 from hvd_compress.methods.quantised import two_step
 from hvd_compress.ops import Ops
 from hvd_compress.ops.code import Code
@@ -29,6 +29,7 @@ class SignState(NamedTuple):
     momentum: Private
 
 
+@register
 @dataclass(frozen=True, kw_only=True)
 class SignSGD(Method):
     """Majority vote on signs.
@@ -50,7 +51,13 @@ class SignSGD(Method):
     """
 
     name = "signsgd"
+    family = "quantised"
     paper = "Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, 2018"
+    scaleless = True
+    examples: ClassVar[tuple[Example, ...]] = (
+        Example("signsgd", 3 * 63, total="lossy"),
+        Example("signsgd:twoway=off", 125, total="lossy"),
+    )
     collective = "alltoall + allgather, or allgather"
     keeps = "step count"
 
@@ -78,6 +85,7 @@ class SignSGD(Method):
         return Exchange(total, None, SignState(state.step + 1, state.momentum))
 
 
+@register
 @dataclass(frozen=True, kw_only=True)
 class Signum(SignSGD):
     """SignSGD with momentum: ranks vote with the sign of a running mean.
@@ -96,6 +104,8 @@ class Signum(SignSGD):
 
     name = "signum"
     paper = "Bernstein et al., signSGD with Majority Vote is Communication Efficient and Fault Tolerant, 2019"
+    examples = (Example("signum", 3 * 63, total="lossy"),)
+    claim = "32 times less traffic; ResNet-50 on ImageNet 25 % faster on 15 machines"
     keeps = "momentum"
 
     beta: float = 0.9
