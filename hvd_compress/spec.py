@@ -149,6 +149,12 @@ def meant(name: str, value: object) -> str:
     return ""
 
 
+def known_by(name: str) -> str:
+    """Return the hyper-parameter that a method is known by, with its default, as in specs; nothing if it has none."""
+    own = _own_defaults(REGISTRY[name])
+    return next((f"{key}={_written(value)}" for key, value in own.items() if key not in _MINOR), "")
+
+
 def make(cls: type[Made], name: str, params: Mapping[str, Any]) -> Made:
     """Make an object of a dataclass from its parameters alone, as they are in spec strings; values may be strings.
 

@@ -15,7 +15,7 @@ from hvd_compress.memory import EF21, ErrorFeedback, Momentum, MomentumCorrectio
 from hvd_compress.methods import REGISTRY, MethodInfo, methods
 from hvd_compress.methods.base import Method
 from hvd_compress.policy import ByName, Delayed, Phases, Schedule, Selective
-from hvd_compress.spec import nearest
+from hvd_compress.spec import known_by, nearest, parse
 
 MEMORIES: tuple[type[Method], ...] = (ErrorFeedback, EF21, MomentumCorrection, Momentum)
 POLICIES: tuple[type[Method], ...] = (Selective, ByName, Schedule, Phases, Delayed, Measured)
@@ -148,6 +148,17 @@ def _overview() -> str:
         name = f"[`{line.name}`](#{line.name})"
         rows.append((name, line.collective, rounds, allreduce, line.unbiased, state, bits, short(line.paper)))
     return grid(rows, "llrllrrl")
+
+
+def constructors() -> str:
+    """Return the table of the README: how each method is called, how it travels, and what it does."""
+    rows = [("`Compression.`", "travels by", "what it does")]
+    for name, cls in REGISTRY.items():
+        does = read(cls).text.partition("\n\n")[0].replace("\n", " ").partition(". ")[0].rstrip(".:")
+        does = re.sub(r" \([^)]* of the paper[^)]*\)", "", does).replace("|", "\\|")
+        does += "; the optimizer must have no momentum" * parse(name).needs_plain_sgd
+        rows.append((f"`{name}`" if cls.linear else f"`{name}({known_by(name)})`", cls.collective, does))
+    return grid(rows, "lll")
 
 
 def grid(rows: Sequence[tuple[str, ...]], align: str) -> str:
