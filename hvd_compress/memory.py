@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, State, World
+from hvd_compress.core.state_tree import Own, Residual, Total, Vector
 from hvd_compress.core.totals import dense
 from hvd_compress.errors import SpecError
 from hvd_compress.methods.base import Wrapper, check_range
 from hvd_compress.ops import Ops
-from hvd_compress.roles import Own, Total
 
 
 class ErrorFeedbackState(NamedTuple):
@@ -26,7 +26,7 @@ class ErrorFeedbackState(NamedTuple):
         inner: The state of the method inside.
     """
 
-    residual: Own
+    residual: Residual
     inner: State
 
 
@@ -135,7 +135,7 @@ class MomentumCorrectionState(NamedTuple):
     """
 
     velocity: Own
-    residual: Own
+    residual: Residual
     inner: State
 
 
@@ -204,7 +204,7 @@ class MomentumState(NamedTuple):
         inner: The state of the method inside.
     """
 
-    velocity: Array
+    velocity: Vector
     inner: State
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from hvd_compress.core.bucket import Bucket, Shape
 from hvd_compress.core.collectives import Array, Branch, Exchange, Exchanging, State, World
+from hvd_compress.core.state_tree import Passing, Residual
 from hvd_compress.core.totals import dense
 from hvd_compress.errors import SpecError
 from hvd_compress.memory import ErrorFeedback, ErrorFeedbackState
 from hvd_compress.methods.base import Method, Wrapper, check_range
 from hvd_compress.methods.cast import Dense
 from hvd_compress.ops import Ops
-from hvd_compress.roles import Own, Passing
 
 WARMUP_STAGES = 4
 
@@ -54,9 +54,6 @@ class Selective(Wrapper):
 
     def init(self, ops: Ops, bucket: Bucket, size: int) -> State:
         return self.inner.init(ops, bucket, size)
-
-    def pieces(self, bucket: Bucket) -> Mapping[str, Sequence[int]]:
-        return self.inner.pieces(bucket)
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
         return self.inner.exchange(ops, bucket, x, state, world)
@@ -214,7 +211,7 @@ class PhasesState(NamedTuple):
     """
 
     step: int | Array
-    residual: Own
+    residual: Residual
     inner: tuple[State, ...]
 
 
@@ -265,10 +262,6 @@ class Phases(Method):
     def init(self, ops: Ops, bucket: Bucket, size: int) -> PhasesState:
         zeros = ops.zeros((bucket.numel,), bucket.dtype)
         return PhasesState(0, zeros, tuple(method.init(ops, bucket, size) for method in self._bare))
-
-    def pieces(self, bucket: Bucket) -> Mapping[str, Sequence[int]]:
-        named = [method.pieces(bucket) for method in self._bare]
-        return {f"inner.{i}.{path}": lengths for i, found in enumerate(named) for path, lengths in found.items()}
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: PhasesState, world: World) -> Exchanging:
         def run(number: int) -> Exchanging:

@@ -17,8 +17,9 @@ FRAMEWORKS = ("torch", "tensorflow", "horovod", "keras", "mpi4py")
 
 LAYERS = [
     ["_version", "errors"],
-    ["core", "core.bucket", "roles", "cluster"],
+    ["core", "core.bucket", "cluster"],
     ["core.collectives"],
+    ["core.state_tree"],
     ["ops"],
     ["core.totals"],
     ["kernels"],
@@ -38,7 +39,7 @@ LAYERS = [
     ["memory", "measure"],
     ["policy"],
     ["spec"],
-    ["merging", "state", "stats"],
+    ["merging", "stats"],
     ["redistribution", "search"],
     ["saved"],
     ["saves"],

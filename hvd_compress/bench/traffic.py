@@ -11,11 +11,11 @@ from hvd_compress.bench.inputs import RMS, SEED, Arr
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllGather, AllToAll, Collective, World, run, take_branches
 from hvd_compress.core.lowering import LACKS, lower
+from hvd_compress.core.state_tree import flatten
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.spec import parse
-from hvd_compress.state import flatten
 
 SIDE = 256
 """Rows and columns of the gradient that costs are measured on: normal numbers."""

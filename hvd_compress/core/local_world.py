@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from hvd_compress.core.collectives import Collective, State, World
 from hvd_compress.core.lockstep import lockstep
+from hvd_compress.core.state_tree import residual_of
 from hvd_compress.errors import ExchangeError, GradientError
 from hvd_compress.merging import DEFAULT_MERGE, Gradient, Merge, Planned, gradient, plan
 from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.spec import as_method
-from hvd_compress.state import residual_of
 
 Arr = npt.NDArray[Any]
 

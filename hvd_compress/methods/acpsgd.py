@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Branch, Exchange, Exchanging, World
+from hvd_compress.core.state_tree import Factors
 from hvd_compress.core.totals import Products
 from hvd_compress.methods.base import Example, register
 from hvd_compress.methods.lowrank import LowRank, flat
@@ -24,8 +24,8 @@ class ACPSGDState(NamedTuple):
     """
 
     step: int | Array
-    p: Array
-    q: Array
+    p: Factors
+    q: Factors
 
 
 @register
@@ -62,9 +62,6 @@ class ACPSGD(LowRank):
 
     def init(self, ops: Ops, bucket: Bucket, size: int) -> ACPSGDState:
         return ACPSGDState(0, self.draw(ops, bucket, "left"), self.draw(ops, bucket, "right"))
-
-    def pieces(self, bucket: Bucket) -> Mapping[str, Sequence[int]]:
-        return {"p": self.lengths(bucket, "left"), "q": self.lengths(bucket, "right")}
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: ACPSGDState, world: World) -> Exchanging:
         ms = self.matrices(ops, bucket, x)

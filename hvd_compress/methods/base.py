@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -124,16 +124,6 @@ class Method(ABC):
         del ops, bucket, size
         return ()
 
-    def pieces(self, bucket: Bucket) -> Mapping[str, Sequence[int]]:
-        """Say how leaves of the state are made of pieces, one for each gradient, so that buckets can be cut anew.
-
-        Returns:
-            The lengths of the pieces by the names of the leaves (see `hvd_compress.state.flatten`). Vectors over the
-            bucket, whose pieces are as long as the gradients, need not be named.
-        """
-        del bucket
-        return {}
-
     @abstractmethod
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
         """Sum ``x`` over the ranks.
@@ -222,9 +212,6 @@ class Wrapper(Method):
 
     def compresses(self, shape: Shape) -> bool:
         return self.inner.compresses(shape)
-
-    def pieces(self, bucket: Bucket) -> Mapping[str, Sequence[int]]:
-        return {f"inner.{path}": lengths for path, lengths in self.inner.pieces(bucket).items()}
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
         total, _, inner, _ = yield from self.inner.dense(ops, bucket, x, state.inner, world)

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Array, Exchange, Exchanging, World
+from hvd_compress.core.state_tree import PrivateCode, ServedCode
 from hvd_compress.methods.base import Example, Method, check_range, register
 from hvd_compress.methods.quantised import part_size, two_step
 from hvd_compress.ops import Ops
 from hvd_compress.ops.code import Code
-from hvd_compress.roles import Private
 
 
 class Errors(NamedTuple):
@@ -21,7 +21,7 @@ class Errors(NamedTuple):
         data: uint8; a code with 8 bits for each coordinate, with a scale for each block.
     """
 
-    data: Private
+    data: Array
 
 
 class LoCoState(NamedTuple):
@@ -34,8 +34,8 @@ class LoCoState(NamedTuple):
     """
 
     step: int | Array
-    sent: Errors
-    served: Errors
+    sent: PrivateCode
+    served: ServedCode
 
 
 @register

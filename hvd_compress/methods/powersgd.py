@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, World
+from hvd_compress.core.state_tree import Factors
 from hvd_compress.core.totals import Products
 from hvd_compress.methods.base import Example, check_range, register
 from hvd_compress.methods.lowrank import LowRank, flat
@@ -21,7 +21,7 @@ class PowerSGDState(NamedTuple):
         q: The right factors of all matrices of the bucket, flat, row by row: the warm start of the next step.
     """
 
-    q: Array
+    q: Factors
 
 
 @register
@@ -71,9 +71,6 @@ class PowerSGD(LowRank):
 
     def init(self, ops: Ops, bucket: Bucket, size: int) -> PowerSGDState:
         return PowerSGDState(self.draw(ops, bucket, "right"))
-
-    def pieces(self, bucket: Bucket) -> Mapping[str, Sequence[int]]:
-        return {"q": self.lengths(bucket, "right")}
 
     def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: PowerSGDState, world: World) -> Exchanging:
         ms, q = self.matrices(ops, bucket, x), state.q

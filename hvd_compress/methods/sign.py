@@ -7,12 +7,12 @@ from typing import ClassVar, NamedTuple
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllGather, Array, Exchange, Exchanging, World
+from hvd_compress.core.state_tree import PrivateVector
 from hvd_compress.core.totals import dense
 from hvd_compress.methods.base import Example, Method, check_range, register
 from hvd_compress.methods.quantised import two_step
 from hvd_compress.ops import Ops
 from hvd_compress.ops.code import Code
-from hvd_compress.roles import Private
 
 VOTES = Code("one", 1)
 
@@ -26,7 +26,7 @@ class SignState(NamedTuple):
     """
 
     step: int | Array
-    momentum: Private
+    momentum: PrivateVector
 
 
 @register

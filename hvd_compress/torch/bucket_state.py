@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from hvd_compress.core.collectives import State
+from hvd_compress.core.state_tree import Per, flatten, kinds, unflatten
 from hvd_compress.merging import Planned
 from hvd_compress.ops.torch_devices import torch_ops
-from hvd_compress.state import flatten, unflatten
 
 
 class BucketState:
@@ -69,11 +69,11 @@ class BucketState:
 
     def clear(self, positions: Iterable[int]) -> None:
         """Clear what is kept of some gradients, as far as it is kept coordinate by coordinate."""
-        vectors = [leaf for leaf in flatten(self.state).values() if isinstance(leaf, Tensor)]
+        known = kinds(self.state)
+        vectors = [leaf for path, leaf in flatten(self.state).items() if known[path].per is Per.COORDINATE]
         for position in positions:
             for vector in vectors:
-                if vector.shape == (self.bucket.numel,):
-                    vector[self.spans[position]] = 0
+                vector[self.spans[position]] = 0
 
     def read(self) -> dict[str, Any]:
         """Return the state as named leaves: copies in numpy, and ints. During a step, those from before it."""

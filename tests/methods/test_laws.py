@@ -11,12 +11,12 @@ from worlds import COMPILED, FRAMEWORKS, Arr, bucket_of, leaves, normal, ops_of
 
 from hvd_compress import LocalWorld
 from hvd_compress.core.lockstep import lockstep
+from hvd_compress.core.state_tree import Per, flatten, kinds, unflatten
 from hvd_compress.errors import SpecError
 from hvd_compress.memory import ErrorFeedback
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method
 from hvd_compress.methods.lowrank import LowRank
-from hvd_compress.state import flatten, unflatten
 
 SPECS = list(EXAMPLES)
 BUCKET = bucket_of((20, 30), (4, 3, 5, 5), (1,), (7,))
@@ -210,6 +210,24 @@ def test_states_come_back_from_their_leaves(spec: str) -> None:
     x = normal(BUCKET, 1, seed=9)
     (first,), (second,) = (lockstep(ops, method, BUCKET, [a.copy() for a in x], [s]) for s in (state, again))
     np.testing.assert_array_equal(first.total, second.total)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_leaves_are_what_their_annotations_say(spec: str) -> None:
+    """So that they can be dealt out to other ranks and other buckets."""
+    method, ops = core(spec, feedback=core(spec).can_retain), ops_of("numpy")
+    state = method.init(ops, BUCKET, 3)
+    alone = [leaves(method.init(ops, bucket_of(shape), 3)) for shape in BUCKET.shapes]
+    for path, leaf in leaves(state).items():
+        sizes = {
+            Per.BUCKET: 1,
+            Per.COORDINATE: BUCKET.numel,
+            Per.GRADIENT: sum(one[path].size for one in alone),
+            Per.PART: -(-leaves(method.init(ops, BUCKET, 1))[path].size // 3),
+            Per.WHOLE: leaf.size,
+        }
+        per = kinds(state)[path].per
+        assert leaf.ndim == (per is not Per.BUCKET) and leaf.size == pytest.approx(sizes[per], rel=0.05), path
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
