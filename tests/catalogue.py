@@ -14,15 +14,22 @@ from hvd_compress.core.lockstep import lockstep
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Example, Method, Wrapper
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.policy import by_name, phases
+from hvd_compress.wrappers.router import Router, by_name, phases
 
 EXAMPLES = {example.spec: example for name, cls in REGISTRY.items() for example in cls.examples or (Example(name),)}
 """What methods say of themselves, by spec."""
 
 
+COMPOSED: dict[str, Router] = {
+    "phases": phases({0: parse("topk:ratio=0.05"), 1: parse("powersgd:rank=2"), 2: parse("int8")}),
+    "by_name": by_name({"first*": parse("none"), "*": parse("topk:ratio=0.05")}),
+}
+"""Methods that no spec string has words for."""
+
+
 def bare(spec: str) -> Method:
     """Return the method of a spec without what is kept between steps."""
-    method = parse(spec).core
+    method = (COMPOSED.get(spec) or parse(spec)).core
     return method.inner if isinstance(method, Wrapper) else method
 
 
@@ -79,12 +86,6 @@ WARMING_UP = [
     "topk:ratio=0.05,momentum=0.5,feedback=off",
 ]
 """Some that are in another stage in each of the first steps, and momentum of other kinds."""
-
-COMPOSED: dict[str, Method] = {
-    "phases": phases({0: parse("topk:ratio=0.05"), 1: parse("powersgd:rank=2"), 2: parse("int8")}),
-    "by_name": by_name({"first*": parse("none"), "*": parse("topk:ratio=0.05")}),
-}
-"""Methods that no spec string has words for."""
 
 
 def agree(spec: str, mean: Arr, expected: Arr) -> bool:

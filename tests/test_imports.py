@@ -38,6 +38,7 @@ LAYERS = [
     ["methods"],
     ["memory", "measure"],
     ["policy"],
+    ["wrappers"],
     ["spec"],
     ["merging", "stats"],
     ["redistribution", "search"],

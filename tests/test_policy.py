@@ -20,7 +20,8 @@ from hvd_compress.methods.cast import Dense, Half
 from hvd_compress.methods.powersgd import PowerSGD
 from hvd_compress.methods.topk import TopK
 from hvd_compress.ops import Ops
-from hvd_compress.policy import Delayed, Schedule, Selective, Stage, by_name, phases
+from hvd_compress.policy import Delayed, Schedule, Stage
+from hvd_compress.wrappers.router import Selective, by_name, phases
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ from hvd_compress.measure import Measured
 from hvd_compress.memory import EF21, ErrorFeedback, Momentum, MomentumCorrection
 from hvd_compress.methods import REGISTRY, MethodInfo, methods
 from hvd_compress.methods.base import Method
-from hvd_compress.policy import ByName, Delayed, Phases, Schedule, Selective
+from hvd_compress.policy import Delayed, Phases, Schedule
 from hvd_compress.spec import known_by, nearest, parse
+from hvd_compress.wrappers.router import ByName, Routable, Selective
 
 MEMORIES: tuple[type[Method], ...] = (ErrorFeedback, EF21, MomentumCorrection, Momentum)
-POLICIES: tuple[type[Method], ...] = (Selective, ByName, Schedule, Phases, Delayed, Measured)
+POLICIES: tuple[type[Routable], ...] = (Selective, ByName, Schedule, Phases, Delayed, Measured)
 
 _HEAD = """\
 ## Methods

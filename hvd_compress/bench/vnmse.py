@@ -20,8 +20,8 @@ from hvd_compress.errors import GradientError, SpecError
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method, Wrapper
 from hvd_compress.methods.lowrank import LowRank
-from hvd_compress.policy import Selective
 from hvd_compress.spec import parse
+from hvd_compress.wrappers.router import Everywhere, Router, Selective
 
 BUDGETS = {"16 bits and more": 15, "8 bits": 7, "2 to 6 bits": 1.5, "1 bit and less": 0}
 """Parts of the table, each with the fewest bits per coordinate of the specs in it."""
@@ -50,13 +50,13 @@ def name_of(spec: str) -> str:
     return spec.partition(":")[0].strip()
 
 
-def bare(spec: str) -> Method:
+def bare(spec: str) -> Router:
     """The method of a spec without what is kept between steps, schedules and measuring; where to compress stays."""
-    method = parse(spec)
-    inner = _unwrapped(method.core)
-    if not isinstance(method, Selective):
-        return inner
-    return replace(method, inner=inner, dense_method=_unwrapped(method.dense_method))
+    router = parse(spec)
+    inner = _unwrapped(router.core)
+    if not isinstance(router, Selective):
+        return Everywhere(inner)
+    return replace(router, inner=inner, dense_method=_unwrapped(router.dense_method))
 
 
 def _unwrapped(method: Method) -> Method:

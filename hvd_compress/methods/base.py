@@ -99,20 +99,10 @@ class Method(ABC):
         """Whether the optimizer must have no momentum, as the method has it or could not cope with it."""
         return False
 
-    @property
-    def core(self) -> Method:
-        """The method without the wrappers that choose tensors; itself for all others."""
-        return self
-
     def compresses(self, shape: Shape) -> bool:
         """Tell whether a gradient of this shape gets smaller at all."""
         del shape
         return True
-
-    def route(self, name: str, shape: Shape) -> Method:
-        """Give the method that carries the gradient of this name and shape."""
-        del name, shape
-        return self
 
     @property
     def bound(self) -> float | None:

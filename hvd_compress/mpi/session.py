@@ -12,12 +12,12 @@ from hvd_compress.core.state_tree import filled, flatten, kinds, residual_of
 from hvd_compress.core.totals import dense
 from hvd_compress.core.transport import InFlight
 from hvd_compress.merging import Gradient, Merge, Planned, plan
-from hvd_compress.methods.base import Method
 from hvd_compress.mpi.transport import Arr, MPITransport
 from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
 from hvd_compress.redistribution import Kept
 from hvd_compress.saved import SavedSession, fingerprint
 from hvd_compress.stats import Meter
+from hvd_compress.wrappers.router import Routable
 
 
 class Session:
@@ -38,7 +38,7 @@ class Session:
     """
 
     def __init__(
-        self, gradients: Sequence[Gradient], method: Method, merge: Merge, transport: MPITransport, meter: Meter
+        self, gradients: Sequence[Gradient], method: Routable, merge: Merge, transport: MPITransport, meter: Meter
     ) -> None:
         self.gradients = list(gradients)
         self.label = agreement.label(self.gradients)

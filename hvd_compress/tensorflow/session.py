@@ -17,7 +17,6 @@ from hvd_compress.core.state_tree import Kind, flatten, kinds, unflatten
 from hvd_compress.elastic import Membership
 from hvd_compress.errors import GradientError, StateError
 from hvd_compress.merging import PRECISION, Gradient, Merge, Planned, gradient, plan
-from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.tensorflow import tensorflow_ops
 from hvd_compress.redistribution import Kept
@@ -27,6 +26,7 @@ from hvd_compress.tensorflow import pulse
 from hvd_compress.tensorflow.asking import Question
 from hvd_compress.tensorflow.tally import Tally, Untracked
 from hvd_compress.tensorflow.transport import GraphTransport, drive, outside_of_graphs
+from hvd_compress.wrappers.router import Router
 
 Tensor: TypeAlias = Any
 Leaves: TypeAlias = "dict[str, np.ndarray[Any, Any] | int]"
@@ -77,7 +77,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
 
     def __init__(
         self,
-        method: Method,
+        method: Router,
         merge: Merge,
         gradients: list[Gradient],
         first: str,

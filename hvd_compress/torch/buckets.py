@@ -15,13 +15,13 @@ from hvd_compress.core.collectives import State
 from hvd_compress.core.state_tree import flatten
 from hvd_compress.errors import SpecError, StateError, UnknownParameterError
 from hvd_compress.merging import Gradient, Merge, gradient, merged_sizes, pin, plan, start
-from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.redistribution import Kept, divisible, inherit
 from hvd_compress.saved import SavedSession
 from hvd_compress.spec import to_spec
 from hvd_compress.torch.bucket_state import BucketState
 from hvd_compress.torch.step import Layout, Place
+from hvd_compress.wrappers.router import Router
 
 
 class Member(NamedTuple):
@@ -74,7 +74,7 @@ class Buckets:
         GradientError: If a parameter's dtype cannot be compressed.
     """
 
-    def __init__(self, method: Method, merge: Merge, members: Sequence[Member], size: int) -> None:
+    def __init__(self, method: Router, merge: Merge, members: Sequence[Member], size: int) -> None:
         self.size = size
         self.fixed: Merge | None = None if merge == "auto" else merge
         self.partition: Merge = merge

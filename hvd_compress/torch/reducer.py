@@ -17,7 +17,6 @@ from hvd_compress.core.transport import Renewable
 from hvd_compress.elastic import Membership
 from hvd_compress.errors import DisagreementError, ExchangeError, UnsupportedError
 from hvd_compress.merging import Merge, pin
-from hvd_compress.methods.base import Method
 from hvd_compress.redistribution import Kept
 from hvd_compress.saved import SavedSession, fingerprint
 from hvd_compress.stats import Meter
@@ -30,6 +29,7 @@ from hvd_compress.torch.loss_scale import LossScale
 from hvd_compress.torch.step import Entry, Place, Step
 from hvd_compress.torch.votes import Votes
 from hvd_compress.torch.waiting import wait
+from hvd_compress.wrappers.router import Router
 
 
 class Ticket(NamedTuple):
@@ -58,7 +58,7 @@ class Common(NamedTuple):
         cure: What to do after parameters were added to an optimizer, for messages.
     """
 
-    method: Method
+    method: Router
     merge: Merge
     meter: Meter
     loss_scale: LossScale

@@ -1,0 +1,1 @@
+"""What stands around a method: where and when it compresses."""
