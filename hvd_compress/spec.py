@@ -8,13 +8,13 @@ from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 from hvd_compress.errors import SpecError
-from hvd_compress.measure import Measured
-from hvd_compress.memory import EF21, ErrorFeedback, Momentum, MomentumCorrection
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method, Wrapper
 from hvd_compress.methods.cast import Dense
-from hvd_compress.policy import Delayed, Schedule, schedule
+from hvd_compress.wrappers.error_feedback import EF21, ErrorFeedback, Momentum, MomentumCorrection
+from hvd_compress.wrappers.measure import Measured
 from hvd_compress.wrappers.router import Everywhere, Routable, Router, Selective, routed
+from hvd_compress.wrappers.schedule import Delayed, Schedule, schedule
 
 Made = TypeVar("Made")
 
@@ -65,12 +65,12 @@ def parse(spec: str) -> Router:
     Besides the hyper-parameters of its own, every method but the dense ones takes the options of
 
     * the memory: ``feedback=on|off|ef21``, with ``on`` ``decay`` and ``lowpass`` (see
-      `hvd_compress.memory.ErrorFeedback`), or ``momentum``, ``nesterov`` and ``clip_norm`` (see
-      `hvd_compress.memory.MomentumCorrection`);
+      `hvd_compress.wrappers.error_feedback.ErrorFeedback`), or ``momentum``, ``nesterov`` and ``clip_norm`` (see
+      `hvd_compress.wrappers.error_feedback.MomentumCorrection`);
     * what is left uncompressed: ``min_size=n`` and ``vectors=on|off`` (tensors with fewer elements, and vectors) and
       how, ``dense=none|fp16``;
     * the time: ``start=steps`` (dense at first), ``warmup=steps`` (approach the ratio), ``every=n`` (dense every n
-      steps) and ``delay=k`` (see `hvd_compress.policy.Delayed`);
+      steps) and ``delay=k`` (see `hvd_compress.wrappers.schedule.Delayed`);
     * ``measure=on|off``: compare each sum with the exact one, which costs an uncompressed allreduce.
 
     Args:

@@ -11,7 +11,6 @@ from worlds import FRAMEWORKS, Arr, bucket_of, leaves, normal, ops_of
 from hvd_compress import parse
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import SpecError
-from hvd_compress.memory import EF21, ErrorFeedback, Momentum, MomentumCorrection
 from hvd_compress.methods.base import Method
 from hvd_compress.methods.cast import Dense
 from hvd_compress.methods.dgc import DGC
@@ -19,6 +18,7 @@ from hvd_compress.methods.powersgd import PowerSGD
 from hvd_compress.methods.scalecom import ScaleCom
 from hvd_compress.methods.topk import TopK
 from hvd_compress.ops.numpy import NumpyOps
+from hvd_compress.wrappers.error_feedback import EF21, ErrorFeedback, Momentum, MomentumCorrection
 from hvd_compress.wrappers.router import Selective
 
 BUCKET = bucket_of((40, 25), dtype="float64")

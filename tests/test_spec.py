@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 import hvd_compress as hc
 from hvd_compress.errors import CompressionError, SpecError
-from hvd_compress.memory import ErrorFeedback
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.cast import Dense, Half
 from hvd_compress.methods.int8 import Int8
 from hvd_compress.methods.powersgd import PowerSGD
 from hvd_compress.methods.randomk import RandomK
 from hvd_compress.methods.topk import TopK
-from hvd_compress.policy import Schedule, Stage
 from hvd_compress.spec import build, to_spec
+from hvd_compress.wrappers.error_feedback import ErrorFeedback
 from hvd_compress.wrappers.router import Everywhere, Router, Selective
+from hvd_compress.wrappers.schedule import Schedule, Stage
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from hvd_compress.bench.docstrings import read
 from hvd_compress.bench.inputs import RMS
 from hvd_compress.bench.traffic import SIDE, SIZES, cost
 from hvd_compress.errors import SpecError
-from hvd_compress.measure import Measured
-from hvd_compress.memory import EF21, ErrorFeedback, Momentum, MomentumCorrection
 from hvd_compress.methods import REGISTRY, MethodInfo, methods
 from hvd_compress.methods.base import Method
-from hvd_compress.policy import Delayed, Phases, Schedule
 from hvd_compress.spec import known_by, nearest, parse
+from hvd_compress.wrappers.error_feedback import EF21, ErrorFeedback, Momentum, MomentumCorrection
+from hvd_compress.wrappers.measure import Measured
 from hvd_compress.wrappers.router import ByName, Routable, Selective
+from hvd_compress.wrappers.schedule import Delayed, Phases, Schedule
 
 MEMORIES: tuple[type[Method], ...] = (ErrorFeedback, EF21, MomentumCorrection, Momentum)
 POLICIES: tuple[type[Routable], ...] = (Selective, ByName, Schedule, Phases, Delayed, Measured)

@@ -24,9 +24,9 @@ FEWEST, MOST = 0.8, 1.3
 class DGC(Sparse):
     """Top-k with a sampled threshold, on velocities (Algorithm 4 of the paper).
 
-    The memory is `hvd_compress.memory.MomentumCorrection`: options ``momentum`` (0.9), ``nesterov``, ``clip_norm`` (the
-    paper's local gradient clipping, off by default). The optimizer must have no momentum. The paper raises the ratio
-    over the first four epochs: option ``warmup``.
+    The memory is `MomentumCorrection`: options ``momentum`` (0.9), ``nesterov``, ``clip_norm`` (the paper's local
+    gradient clipping, off by default). The optimizer must have no momentum. The paper raises the ratio over the first
+    four epochs: option ``warmup``.
 
     With k the wanted number of coordinates, and a sample of every s-th of the d coordinates from a random start::
 

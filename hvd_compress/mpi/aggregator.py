@@ -12,13 +12,13 @@ from mpi4py import MPI
 
 from hvd_compress import agreement, checkpoint
 from hvd_compress.errors import GradientError, StateError
-from hvd_compress.measure import vnmse
 from hvd_compress.merging import DEFAULT_MERGE, Gradient, Merge, check_merge, gradient
 from hvd_compress.mpi.session import Session
 from hvd_compress.mpi.transport import Arr, MPITransport
 from hvd_compress.saved import Loaded, Saved, from_dict, to_dict
 from hvd_compress.spec import as_router, to_spec
 from hvd_compress.stats import Meter, Stats
+from hvd_compress.wrappers.measure import vnmse
 from hvd_compress.wrappers.router import Routable
 
 _SOUND, _SPOILT, _NEW, _REFUSED = range(4)

@@ -19,7 +19,6 @@ from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Drive, World
 from hvd_compress.errors import ExchangeError, SpecError
 from hvd_compress.face import Catalogue, Made
-from hvd_compress.measure import vnmse
 from hvd_compress.merging import Gradient, Merge
 from hvd_compress.ops.tensorflow import TensorFlowOps
 from hvd_compress.saved import Loaded
@@ -33,6 +32,7 @@ from hvd_compress.tensorflow.lineage import Lineage
 from hvd_compress.tensorflow.session import Ready, Session, describe, name_of
 from hvd_compress.tensorflow.tally import Tally, Untracked
 from hvd_compress.tensorflow.transport import GraphTransport
+from hvd_compress.wrappers.measure import vnmse
 from hvd_compress.wrappers.router import Router
 
 Tensor: TypeAlias = Any

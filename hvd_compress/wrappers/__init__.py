@@ -1,1 +1,1 @@
-"""What stands around a method: where and when it compresses."""
+"""What stands around a method: what is kept, when and where it compresses, and how well."""

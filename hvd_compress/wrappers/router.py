@@ -13,7 +13,7 @@ from hvd_compress.core.bucket import Shape
 from hvd_compress.errors import SpecError
 from hvd_compress.methods.base import Method, check_range
 from hvd_compress.methods.cast import Dense
-from hvd_compress.policy import Phases
+from hvd_compress.wrappers.schedule import Phases
 
 
 class Router(ABC):

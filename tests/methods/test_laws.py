@@ -13,10 +13,10 @@ from hvd_compress import LocalWorld
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.core.state_tree import Per, flatten, kinds, unflatten
 from hvd_compress.errors import SpecError
-from hvd_compress.memory import ErrorFeedback
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method
 from hvd_compress.methods.lowrank import LowRank
+from hvd_compress.wrappers.error_feedback import ErrorFeedback
 
 SPECS = list(EXAMPLES)
 BUCKET = bucket_of((20, 30), (4, 3, 5, 5), (1,), (7,))

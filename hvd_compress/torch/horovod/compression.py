@@ -17,7 +17,6 @@ from torch import Tensor
 from hvd_compress import agreement, checkpoint
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.face import Catalogue, Made
-from hvd_compress.measure import vnmse
 from hvd_compress.merging import Gradient, Merge
 from hvd_compress.saved import Loaded, Saved, from_dict, to_dict
 from hvd_compress.spec import to_spec
@@ -32,6 +31,7 @@ from hvd_compress.torch.horovod.registry import Registry
 from hvd_compress.torch.horovod.transport import HorovodTransport
 from hvd_compress.torch.loss_scale import LossScale
 from hvd_compress.torch.reducer import Common, Reducer, Ticket
+from hvd_compress.wrappers.measure import vnmse
 from hvd_compress.wrappers.router import Router
 
 

@@ -12,10 +12,10 @@ from hvd_compress.core.collectives import Array, Branch, Exchange, Exchanging, S
 from hvd_compress.core.state_tree import Passing, Residual
 from hvd_compress.core.totals import dense
 from hvd_compress.errors import SpecError
-from hvd_compress.memory import ErrorFeedback, ErrorFeedbackState
 from hvd_compress.methods.base import Method, Wrapper, check_range
 from hvd_compress.methods.cast import Dense
 from hvd_compress.ops import Ops
+from hvd_compress.wrappers.error_feedback import ErrorFeedback, ErrorFeedbackState
 
 WARMUP_STAGES = 4
 
