@@ -11,8 +11,9 @@ from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method, Wrapper
 from hvd_compress.methods.cast import Dense
-from hvd_compress.wrappers.error_feedback import EF21, ErrorFeedback, Momentum, MomentumCorrection
+from hvd_compress.wrappers.error_feedback import EF21, ErrorFeedback
 from hvd_compress.wrappers.measure import Measured
+from hvd_compress.wrappers.momentum import Momentum, MomentumCorrection
 from hvd_compress.wrappers.router import Everywhere, Routable, Router, Selective, routed
 from hvd_compress.wrappers.schedule import Delayed, Schedule, schedule
 
@@ -66,7 +67,7 @@ def parse(spec: str) -> Router:
 
     * the memory: ``feedback=on|off|ef21``, with ``on`` ``decay`` and ``lowpass`` (see
       `hvd_compress.wrappers.error_feedback.ErrorFeedback`), or ``momentum``, ``nesterov`` and ``clip_norm`` (see
-      `hvd_compress.wrappers.error_feedback.MomentumCorrection`);
+      `hvd_compress.wrappers.momentum.MomentumCorrection`);
     * what is left uncompressed: ``min_size=n`` and ``vectors=on|off`` (tensors with fewer elements, and vectors) and
       how, ``dense=none|fp16``;
     * the time: ``start=steps`` (dense at first), ``warmup=steps`` (approach the ratio), ``every=n`` (dense every n

@@ -37,7 +37,7 @@ LAYERS = [
     ["methods.cast", "methods.topk", "methods.qsgd"],
     ["methods"],
     ["wrappers", "wrappers.error_feedback", "wrappers.measure"],
-    ["wrappers.schedule"],
+    ["wrappers.momentum", "wrappers.schedule"],
     ["wrappers.router"],
     ["spec"],
     ["merging", "stats"],

@@ -18,7 +18,8 @@ from hvd_compress.methods.powersgd import PowerSGD
 from hvd_compress.methods.scalecom import ScaleCom
 from hvd_compress.methods.topk import TopK
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.wrappers.error_feedback import EF21, ErrorFeedback, Momentum, MomentumCorrection
+from hvd_compress.wrappers.error_feedback import EF21, ErrorFeedback
+from hvd_compress.wrappers.momentum import Momentum, MomentumCorrection
 from hvd_compress.wrappers.router import Selective
 
 BUCKET = bucket_of((40, 25), dtype="float64")

@@ -13,8 +13,9 @@ from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY, MethodInfo, methods
 from hvd_compress.methods.base import Method
 from hvd_compress.spec import known_by, nearest, parse
-from hvd_compress.wrappers.error_feedback import EF21, ErrorFeedback, Momentum, MomentumCorrection
+from hvd_compress.wrappers.error_feedback import EF21, ErrorFeedback
 from hvd_compress.wrappers.measure import Measured
+from hvd_compress.wrappers.momentum import Momentum, MomentumCorrection
 from hvd_compress.wrappers.router import ByName, Routable, Selective
 from hvd_compress.wrappers.schedule import Delayed, Phases, Schedule
 

@@ -1,0 +1,135 @@
+"""Momentum before compression, or of the sum: wrappers around any method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, State, World
+from hvd_compress.core.state_tree import Own, Residual, Vector
+from hvd_compress.core.totals import dense
+from hvd_compress.methods.base import Wrapper, check_range
+from hvd_compress.ops import Ops
+from hvd_compress.wrappers.error_feedback import check_retains, own
+
+
+class MomentumCorrectionState(NamedTuple):
+    """What momentum correction keeps.
+
+    Attributes:
+        velocity: u, the momentum of this rank; shape ``(bucket.numel,)``.
+        residual: v, what of it was not sent yet.
+        inner: The state of the method inside.
+    """
+
+    velocity: Own
+    residual: Residual
+    inner: State
+
+
+@dataclass(frozen=True)
+class MomentumCorrection(Wrapper):
+    """Momentum before compression, and error feedback of velocities in the place of gradients.
+
+    Lin et al., Deep Gradient Compression, 2018, section 3.2, equations 5 and 6, and Algorithm 4. With C restricted to
+    the coordinates S_i that a rank sends::
+
+        g_i = clip(g_i, c / sqrt(n))                          (local gradient clipping; c = 0: none)
+        u_i = m u_i + g_i             v_i = v_i + u_i         (Nesterov: u_i = m (u_i + g_i), v_i = v_i + u_i + g_i)
+        send C(v_i)                   v_i = v_i - C(v_i)      u_i = 0 on S_i       (momentum factor masking)
+
+    The optimizer must not add momentum of its own.
+
+    Args:
+        inner: The method that compresses.
+        momentum: m, in (0, 1).
+        nesterov: Use Nesterov's momentum.
+        clip_norm: c: the largest L2 norm that the sum of the gradients of a bucket is thought to have; 0 for no limit.
+    """
+
+    momentum: float = 0.9
+    nesterov: bool = False
+    clip_norm: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_retains(self, "on")
+        check_range("momentum", self.momentum, "in (0, 1)", 0 < self.momentum < 1)
+        check_range("clip_norm", self.clip_norm, "at least 0", self.clip_norm >= 0)
+
+    @property
+    def needs_plain_sgd(self) -> bool:
+        return True
+
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> MomentumCorrectionState:
+        zeros = ops.zeros((bucket.numel,), bucket.dtype)
+        return MomentumCorrectionState(zeros, zeros, self.inner.init(ops, bucket, size))
+
+    def _accumulate(self, ops: Ops, x: Array, state: MomentumCorrectionState, world: World) -> tuple[Array, Array]:
+        """Velocity u and accumulation v with the new gradient in them."""
+        if self.clip_norm:
+            norm = ops.sqrt(ops.sum_squares(x))
+            limit = self.clip_norm / world.size**0.5
+            x = x * ops.cast(ops.where(norm > limit, limit / ops.where(norm > 0, norm, 1.0), 1.0), ops.dtype(x))
+        return ops.accelerate(x, state.velocity, state.residual, self.momentum, self.nesterov)
+
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: MomentumCorrectionState, world: World) -> Exchanging:
+        velocity, corrected = self._accumulate(ops, x, state, world)
+        total, sent, inner, left = yield from self.inner.exchange_late(ops, bucket, corrected, None, state.inner, world)
+        return Exchange(total, None, MomentumCorrectionState(self.inner.forget(ops, velocity, sent), left, inner))
+
+    def dense(self, ops: Ops, bucket: Bucket, x: Array, state: MomentumCorrectionState, world: World) -> Exchanging:
+        velocity, corrected = self._accumulate(ops, x, state, world)
+        total = yield AllReduce(corrected, donate=True)
+        zeros = ops.zeros((bucket.numel,), bucket.dtype)
+        return Exchange(total, None, state._replace(velocity=velocity, residual=zeros))
+
+
+class MomentumState(NamedTuple):
+    """What momentum keeps.
+
+    Attributes:
+        velocity: The momentum of the sum; shape ``(bucket.numel,)``; equal on all ranks.
+        inner: The state of the method inside.
+    """
+
+    velocity: Vector
+    inner: State
+
+
+@dataclass(frozen=True)
+class Momentum(Wrapper):
+    """Momentum of the sum, as an optimizer has it: ``u = m u + sum_i g_i`` (Nesterov: ``m u + sum_i g_i`` once more).
+
+    For what is not compressed where `MomentumCorrection` is at work, and for methods without error feedback.
+
+    Args:
+        inner: The method that compresses.
+        momentum: m, in (0, 1).
+        nesterov: Use Nesterov's momentum.
+    """
+
+    momentum: float = 0.9
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        check_range("momentum", self.momentum, "in (0, 1)", 0 < self.momentum < 1)
+
+    @property
+    def needs_plain_sgd(self) -> bool:
+        return True
+
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> MomentumState:
+        return MomentumState(ops.zeros((bucket.numel,), bucket.dtype), self.inner.init(ops, bucket, size))
+
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: MomentumState, world: World) -> Exchanging:
+        return self._apply(ops, state, (yield from self.inner.exchange(ops, bucket, x, state.inner, world)))
+
+    def dense(self, ops: Ops, bucket: Bucket, x: Array, state: MomentumState, world: World) -> Exchanging:
+        return self._apply(ops, state, (yield from self.inner.dense(ops, bucket, x, state.inner, world)))
+
+    def _apply(self, ops: Ops, state: MomentumState, exchange: Exchange) -> Exchange:
+        summed = dense(ops, exchange.total)
+        velocity = state.velocity * self.momentum + summed
+        total = velocity * self.momentum + summed if self.nesterov else own(velocity)
+        return Exchange(total, None, MomentumState(velocity, exchange.state))
