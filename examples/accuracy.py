@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 from demo import FRAMEWORKS, DemoError, Results, Run, train_all
 from rich.console import Console
 
+from hvd_compress.methods import REGISTRY
+
 
 class Case(NamedTuple):
     """A method and what is expected of it.
@@ -40,7 +42,7 @@ class Case(NamedTuple):
 PLAIN = ("--momentum", "0")
 SIGNS = ("--momentum", "0", "--lr", "0.002")
 
-CASES = (
+_CASES = (
     Case("none", 0.0),
     Case("fp16"),
     Case("bf16"),
@@ -75,6 +77,8 @@ CASES = (
     Case("acpsgd:rank=4"),
     Case("homomorphic", note="these gradients are not sparse, so they travel as they are"),
 )
+CASES = (*_CASES, *(Case(name) for name in REGISTRY if name not in {case.spec.partition(":")[0] for case in _CASES}))
+"""Those above, and of every other method its default."""
 
 
 def rows_of(results: Results, before: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

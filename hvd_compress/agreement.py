@@ -15,8 +15,8 @@ from typing import Any
 from hvd_compress._version import __version__
 from hvd_compress.errors import DisagreementError, UnsupportedError
 from hvd_compress.merging import Gradient, Merge
-from hvd_compress.methods.base import Method
 from hvd_compress.spec import to_spec
+from hvd_compress.wrappers.router import Routable
 
 _JOB = "job"
 
@@ -24,7 +24,7 @@ _BITS = 24
 """Of a digest, so that its square summed over many ranks stays within int64."""
 
 
-def describe(method: Method, merge: Merge, gradients: Sequence[Gradient], restored: str = "") -> bytes:
+def describe(method: Routable, merge: Merge, gradients: Sequence[Gradient], restored: str = "") -> bytes:
     """Write down everything that the ranks must have in common, as a line of JSON.
 
     Args:
@@ -91,7 +91,7 @@ def refuse_elastic(what: str) -> None:
     )
 
 
-def refuse_momentum(method: Method, of_optimizer: Callable[[], float]) -> None:
+def refuse_momentum(method: Routable, of_optimizer: Callable[[], float]) -> None:
     """Refuse to have momentum twice, in the method and in the optimizer, which would make far larger steps.
 
     Args:

@@ -14,9 +14,9 @@ from typing import NamedTuple, TypeAlias
 
 from hvd_compress import agreement, checkpoint
 from hvd_compress.core.collectives import World
+from hvd_compress.core.state_tree import flatten, kinds
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.redistribution import Former, Kept, Leaves, needed_by_others, redistribute
-from hvd_compress.state import flatten, roles
 
 Gather: TypeAlias = Callable[[bytes, str], bytes]
 """Joins the bytes of all ranks, in the order of ranks, under a name."""
@@ -103,7 +103,7 @@ def _dealt_out(kept: Mapping[str, Kept], rolls: list[Roll], world: World, gather
     fresh = {key: k.method.init(NumpyOps(), k.bucket, world.size) for key, k in kept.items()}
     if world.rank in survivors:
         first = world.rank == survivors[0]
-        mine = {key: needed_by_others(k.leaves, roles(fresh[key]), first) for key, k in kept.items()}
+        mine = {key: needed_by_others(k.leaves, kinds(fresh[key]), first) for key, k in kept.items()}
     data = checkpoint.dump({f"{key}/{path}": leaf for key, ls in mine.items() for path, leaf in ls.items()}, {})
     others = [checkpoint.parse(part)[0] for part in _parts(gather(_LENGTH.pack(len(data)) + data, "hvd_compress.kept"))]
 
@@ -113,7 +113,7 @@ def _dealt_out(kept: Mapping[str, Kept], rolls: list[Roll], world: World, gather
         for rank in survivors:
             theirs = {p.removeprefix(f"{key}/"): leaf for p, leaf in others[rank].items() if p.startswith(f"{key}/")}
             formers.append(Former(k.leaves if rank == world.rank else theirs, rolls[rank].rank, rank))
-        known = roles(fresh[key])
+        known = kinds(fresh[key])
         size = rolls[survivors[0]].size
         dealt[key] = redistribute(flatten(fresh[key]), known, k.bucket.numel, formers, size, world)
     return dealt

@@ -9,9 +9,8 @@ from typing import Any, Generic, NoReturn, TypeVar
 from hvd_compress.errors import SpecError
 from hvd_compress.merging import DEFAULT_MERGE, Merge, check_merge
 from hvd_compress.methods import REGISTRY
-from hvd_compress.methods.base import Method
-from hvd_compress.policy import by_name, phases
-from hvd_compress.spec import DENSE, as_method, build, meant, nearest
+from hvd_compress.spec import DENSE, as_router, build, meant, nearest
+from hvd_compress.wrappers.router import Routable, Router, by_name, phases, routed
 
 C = TypeVar("C")
 S = TypeVar("S", bound="Made")
@@ -22,10 +21,10 @@ class Factory(Generic[C]):
 
     Args:
         name: Of the method.
-        make: Makes a compressor of a method and a ``merge``.
+        make: Makes a compressor of a router and a ``merge``.
     """
 
-    def __init__(self, name: str, make: Callable[[Method, Merge], C]) -> None:
+    def __init__(self, name: str, make: Callable[[Router, Merge], C]) -> None:
         self._name = name
         self._make = make
         self.__doc__ = REGISTRY[name].__doc__
@@ -74,7 +73,7 @@ class Made:
     compressed nothing yet.
     """
 
-    method: Method
+    method: Router
     merge: Merge
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -86,7 +85,7 @@ class Made:
         Raises:
             SpecError: If it is of another method, or a parameter is not known or not allowed.
         """
-        name = next((name for name, method in DENSE.items() if method == self.method), "")
+        name = next((name for name, method in DENSE.items() if routed(method) == self.method), "")
         if not name:
             raise SpecError(f"{self!r} is a compressor already: pass it as it is")
         return Factory(name, type(self))(*values, **params) if values or params else self
@@ -96,10 +95,10 @@ class Catalogue(Generic[C]):
     """All methods as attributes: ``none`` and ``fp16`` are ready, the others are called with their parameters.
 
     Args:
-        make: Makes a compressor of a method and a ``merge``.
+        make: Makes a compressor of a router and a ``merge``.
     """
 
-    def __init__(self, make: Callable[[Method, Merge], C]) -> None:
+    def __init__(self, make: Callable[[Router, Merge], C]) -> None:
         self._make = make
 
     @cached_property
@@ -112,16 +111,16 @@ class Catalogue(Generic[C]):
         """16 bits on the wire."""
         return self.parse("fp16")
 
-    def parse(self, spec: str | Method, *, merge: Merge = DEFAULT_MERGE) -> C:
+    def parse(self, spec: str | Routable, *, merge: Merge = DEFAULT_MERGE) -> C:
         """Make a compressor of a spec string such as ``"topk:ratio=0.01"``, or of a method.
 
         Raises:
             SpecError: If a name or a value is not known or not allowed.
         """
         check_merge(merge)
-        return self._make(as_method(spec), merge)
+        return self._make(as_router(spec), merge)
 
-    def by_name(self, rules: Mapping[str, str | Method], *, merge: Merge = DEFAULT_MERGE) -> C:
+    def by_name(self, rules: Mapping[str, str | Routable], *, merge: Merge = DEFAULT_MERGE) -> C:
         """Make a compressor with another method for some parameters.
 
         Args:
@@ -133,9 +132,9 @@ class Catalogue(Generic[C]):
         Raises:
             SpecError: If a name or a value is not known or not allowed.
         """
-        return self.parse(by_name({name: as_method(spec) for name, spec in rules.items()}), merge=merge)
+        return self.parse(by_name({name: as_router(spec) for name, spec in rules.items()}), merge=merge)
 
-    def phases(self, methods: Mapping[int, str | Method], *, merge: Merge = DEFAULT_MERGE) -> C:
+    def phases(self, methods: Mapping[int, str | Routable], *, merge: Merge = DEFAULT_MERGE) -> C:
         """Make a compressor that changes its method during training, and hands the residual on.
 
         Args:
@@ -146,7 +145,7 @@ class Catalogue(Generic[C]):
         Raises:
             SpecError: If a name or a value is not known or not allowed.
         """
-        return self.parse(phases({begin: as_method(spec) for begin, spec in methods.items()}), merge=merge)
+        return self.parse(phases({begin: as_router(spec) for begin, spec in methods.items()}), merge=merge)
 
     def __getattr__(self, name: str) -> Factory[C]:
         if name in REGISTRY:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from hvd_compress.core.bucket import Bucket, Shape
 from hvd_compress.errors import GradientError, SpecError
 from hvd_compress.methods.base import Method
+from hvd_compress.wrappers.router import Everywhere, Routable, routed
 
 Merge = int | str
 
@@ -111,7 +112,7 @@ def check_merge(merge: Merge) -> None:
         )
 
 
-def plan(gradients: Sequence[Gradient], method: Method, merge: Merge = DEFAULT_MERGE) -> list[Planned]:
+def plan(gradients: Sequence[Gradient], method: Routable, merge: Merge = DEFAULT_MERGE) -> list[Planned]:
     """Put gradients into buckets.
 
     Gradients share a bucket only if the same method carries them, in the same precision, on the same device. Those that
@@ -119,7 +120,7 @@ def plan(gradients: Sequence[Gradient], method: Method, merge: Merge = DEFAULT_M
 
     Args:
         gradients: In the order in which the parameters are used; backward comes to the last one first.
-        method: Whose ``route`` says what carries each gradient.
+        method: What carries them, or the router that says it of each.
         merge: One of
 
             * ``"auto"``: the partition that `start` gives; sizes alone decide;
@@ -141,12 +142,12 @@ def plan(gradients: Sequence[Gradient], method: Method, merge: Merge = DEFAULT_M
         SpecError: If ``merge`` cannot be, or not for so few gradients.
     """
     check_merge(merge)
-    routed = _routed(gradients, method)
-    cuts = _cuts(merge, [r.size for r in routed if r.merged])
-    order = [r.position for r in routed if r.merged]
+    found = _routed(gradients, method)
+    cuts = _cuts(merge, [one.size for one in found if one.merged])
+    order = [one.position for one in found if one.merged]
     time_of = {position: bisect_right(cuts, i) for i, position in enumerate(order)}
     groups: dict[tuple[Method, str, str, bool], list[_Routed]] = {}
-    for one in routed:
+    for one in found:
         groups.setdefault(one.group, []).append(one)
 
     planned: list[Planned] = []
@@ -164,7 +165,7 @@ def plan(gradients: Sequence[Gradient], method: Method, merge: Merge = DEFAULT_M
     return planned
 
 
-def merged_sizes(gradients: Sequence[Gradient], method: Method) -> list[int]:
+def merged_sizes(gradients: Sequence[Gradient], method: Routable) -> list[int]:
     """The bytes of the gradients that ``merge`` counts for, in backward order."""
     return [one.size for one in _routed(gradients, method) if one.merged]
 
@@ -185,17 +186,17 @@ def pin(cuts: Cuts) -> Merge:
     return f"at:{','.join(map(str, cuts))}" if cuts else 1
 
 
-def _routed(gradients: Sequence[Gradient], method: Method) -> list[_Routed]:
+def _routed(gradients: Sequence[Gradient], method: Routable) -> list[_Routed]:
     """All gradients that are not empty, in the order in which backward comes to them."""
-    routed = []
+    router, found = routed(method), []
     for position in reversed(range(len(gradients))):
         name, shape, dtype, device, late = gradients[position]
         if 0 not in shape:
-            carrier = method.route(name, shape)
+            carrier = router.route(name, shape)
             size = Bucket("", (shape,), dtype).numel * (8 if dtype == "float64" else 4)
-            merged = not late and (not carrier.linear or carrier == method)
-            routed.append(_Routed(position, (carrier, dtype, device, late), size, merged))
-    return routed
+            merged = not late and (not carrier.linear or isinstance(router, Everywhere))
+            found.append(_Routed(position, (carrier, dtype, device, late), size, merged))
+    return found
 
 
 def _cuts(merge: Merge, sizes: Sequence[int]) -> Cuts:

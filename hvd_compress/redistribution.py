@@ -7,18 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.bucket import Bucket, Shape
 from hvd_compress.core.collectives import World
+from hvd_compress.core.state_tree import Kind, Per, Role, flatten, kinds
 from hvd_compress.methods.base import Method
-from hvd_compress.roles import Role
+from hvd_compress.ops.numpy import NumpyOps
 
 Leaves: TypeAlias = Mapping[str, Any]
 """The leaves of a state by name, as numpy arrays and ints."""
+
+_EQUAL = (Role.SHARED, Role.MEASURED)
+_CUT = (Per.COORDINATE, Per.GRADIENT)
 
 
 class Former(NamedTuple):
@@ -36,7 +41,7 @@ class Former(NamedTuple):
 
 
 def redistribute(
-    fresh: Leaves, roles: Mapping[str, Role], numel: int, formers: Sequence[Former], size: int, world: World
+    fresh: Leaves, kinds: Mapping[str, Kind], numel: int, formers: Sequence[Former], size: int, world: World
 ) -> dict[str, Any]:
     """Make the state of one rank from the states of the ranks of before.
 
@@ -44,7 +49,7 @@ def redistribute(
 
     Args:
         fresh: A new state of this rank.
-        roles: Of its leaves.
+        kinds: Of its leaves.
         numel: Elements of the bucket.
         formers: The ranks of before; the first one tells what is equal on all. At least one.
         size: How many there were.
@@ -52,18 +57,18 @@ def redistribute(
     """
 
     def leaf(path: str, new: Any) -> Any:
-        role = roles[path]
+        role = kinds[path].role
         mine = [former.leaves[path] for former in formers if former.heir == world.rank and path in former.leaves]
-        if role is Role.SHARED:
+        if role in _EQUAL:
             return formers[0].leaves[path]
         if role is Role.OWN:
             return sum(mine[1:], mine[0]) if mine else new
         if role is Role.PRIVATE:
-            return next((kept for kept in mine if np.shape(kept) == np.shape(new)), new)
+            return mine[0] if mine else new
         if role is Role.SERVED:
             return _part(path, new, numel, formers, size, world)
         if role is Role.TOTAL:
-            parts = [former.leaves[_beside(path, roles)] for former in formers]
+            parts = [former.leaves[_beside(path, kinds)] for former in formers]
             return sum(parts[1:], parts[0])
         return new
 
@@ -82,18 +87,18 @@ def _part(path: str, new: Any, numel: int, formers: Sequence[Former], size: int,
     return padded[world.rank * len(new) : (world.rank + 1) * len(new)]
 
 
-def _beside(path: str, roles: Mapping[str, Role]) -> str:
+def _beside(path: str, kinds: Mapping[str, Kind]) -> str:
     """The leaf that a total is the sum of."""
     place = path.rpartition(".")[0]
-    return next(p for p, role in roles.items() if role is Role.OWN and p.rpartition(".")[0] == place)
+    return next(p for p, kind in kinds.items() if kind.role is Role.OWN and p.rpartition(".")[0] == place)
 
 
-def needed_by_others(leaves: Leaves, roles: Mapping[str, Role], first: bool) -> dict[str, Any]:
+def needed_by_others(leaves: Leaves, kinds: Mapping[str, Kind], first: bool) -> dict[str, Any]:
     """The leaves of a rank that `redistribute` wants on other ranks; ``first``: as the first of the formers."""
-    roles_needed = {Role.SERVED, Role.SHARED} if first else {Role.SERVED}
-    if Role.TOTAL in roles.values():
-        roles_needed.add(Role.OWN)
-    return {path: leaf for path, leaf in leaves.items() if roles[path] in roles_needed}
+    needed = {Role.SERVED, *(_EQUAL if first else ())}
+    if any(kind.role is Role.TOTAL for kind in kinds.values()):
+        needed.add(Role.OWN)
+    return {path: leaf for path, leaf in leaves.items() if kinds[path].role in needed}
 
 
 class Kept(NamedTuple):
@@ -128,38 +133,50 @@ def inherit(fresh: Kept, formers: Sequence[Kept]) -> dict[str, Any]:
         if tuple(former.names) == tuple(fresh.names) and former.bucket.shapes == fresh.bucket.shapes:
             return dict(former.leaves)
     leaves = dict(fresh.leaves)
-    for path, new in fresh.leaves.items():
-        if np.shape(new) == () and formers:
+    for path, kind in _kinds(fresh).items():
+        if kind.per is Per.BUCKET and formers:
             leaves[path] = formers[0].leaves[path]
-        elif places := _places(path, fresh):
-            leaves[path] = _joined(path, deepcopy(new), places, formers)
+        elif kind.per in _CUT:
+            leaves[path] = _joined(path, kind.per, fresh, formers)
     return leaves
 
 
-def divisible(kept: Kept, roles: Mapping[str, Role]) -> bool:
+def divisible(kept: Kept) -> bool:
     """Whether other buckets of the same parameters `inherit` all that this one keeps: nothing is lost."""
-    return all(
-        np.shape(leaf) == () or (roles[path] is not Role.SERVED and _places(path, kept))
-        for path, leaf in kept.leaves.items()
-    )
+    return all(kind.per is Per.BUCKET or kind.per in _CUT for kind in _kinds(kept).values())
 
 
-def _joined(path: str, vector: Any, places: Mapping[Any, slice], formers: Sequence[Kept]) -> Any:
-    """A leaf with the pieces of all parameters that former buckets had."""
+def _kinds(kept: Kept) -> dict[str, Kind]:
+    return kinds(kept.method.init(NumpyOps(), kept.bucket, 1))
+
+
+def _joined(path: str, per: Per, fresh: Kept, formers: Sequence[Kept]) -> Any:
+    """Return a leaf with the pieces of all parameters that former buckets had."""
+    vector, places = deepcopy(fresh.leaves[path]), _places(path, per, fresh)
     for former in formers:
-        for name, place in _places(path, former).items():
+        for name, place in _places(path, per, former).items():
             if name in places and _length(place) == _length(places[name]):
                 vector[places[name]] = former.leaves[path][place]
     return vector
 
 
-def _places(path: str, kept: Kept) -> dict[Any, slice]:
-    """Where the pieces of the parameters are in a leaf; none if it cannot be cut by parameters."""
-    sizes = kept.method.pieces(kept.bucket).get(path, kept.bucket.sizes)
-    if np.shape(kept.leaves[path]) != (sum(sizes),):
-        return {}
+def _places(path: str, per: Per, kept: Kept) -> dict[Any, slice]:
+    """Return where the pieces of the parameters are in a leaf that can be cut."""
+    bucket = kept.bucket
+    sizes = (
+        bucket.sizes
+        if per is Per.COORDINATE
+        else [_alone(kept.method, shape, bucket.dtype)[path] for shape in bucket.shapes]
+    )
     ends = accumulate(sizes)
     return {name: slice(end - size, end) for name, end, size in zip(kept.names, ends, sizes, strict=True)}
+
+
+@cache
+def _alone(method: Method, shape: Shape, dtype: str) -> dict[str, int]:
+    """Return how long the leaves of a gradient are that has a bucket for itself."""
+    state = method.init(NumpyOps(), Bucket("", (shape,), dtype), 1)
+    return {path: np.size(leaf) for path, leaf in flatten(state).items()}
 
 
 def _length(place: slice) -> int:

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from hvd_compress.core.collectives import World
+from hvd_compress.core.state_tree import Kind, Per, Role, kinds
 from hvd_compress.errors import SpecError, StateError
 from hvd_compress.merging import Merge, check_merge
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.redistribution import Former, Kept, Leaves, redistribute
-from hvd_compress.roles import Role
-from hvd_compress.state import roles
 
 FORMAT = "hvd_compress/2"
 
@@ -67,19 +66,18 @@ class Saved(NamedTuple):
     carried: Sequence[Saved] = ()
 
 
-def fingerprint(buckets: Buckets, roles: Mapping[str, Mapping[str, Role]]) -> int:
+def fingerprint(buckets: Buckets, kinds: Mapping[str, Mapping[str, Kind]]) -> int:
     """Return a checksum of the leaves that must be equal on all ranks.
 
     Args:
         buckets: The states of a session.
-        roles: What their leaves mean to the ranks, from `hvd_compress.state.roles`.
+        kinds: What their leaves are, from `hvd_compress.core.state_tree.kinds`.
     """
     checksum = 0
     for key, leaves in sorted(buckets.items()):
         for path, leaf in sorted(leaves.items()):
             array = np.asarray(leaf)
-            # A single float is a measurement, which machines may round in different ways.
-            if roles[key][path] in (Role.SHARED, Role.TOTAL) and (array.ndim or array.dtype.kind != "f"):
+            if kinds[key][path].role in (Role.SHARED, Role.TOTAL):
                 checksum = zlib.crc32(f"{key}/{path}{array.dtype}{array.shape}".encode(), checksum)
                 checksum = zlib.crc32(np.ascontiguousarray(array).data, checksum)
     return checksum
@@ -267,9 +265,9 @@ def restored(saved: Sequence[Saved], name: str, fresh: Mapping[str, Kept], world
         raise StateError(f"the saved buckets {sorted(first.buckets)} do not fit: the model or merge= has changed")
     buckets: dict[str, Leaves] = {}
     for key, kept in fresh.items():
-        expected = roles(kept.method.init(NumpyOps(), kept.bucket, world.size))
+        expected = kinds(kept.method.init(NumpyOps(), kept.bucket, world.size))
         for session in sessions:
-            _check(key, kept.leaves, session.buckets[key], [] if alone else [Role.SERVED, Role.PRIVATE], expected)
+            _check(key, kept.leaves, session.buckets[key], {} if alone else expected)
         formers = [Former(session.buckets[key], session.rank, session.rank % world.size) for session in sessions]
         buckets[key] = (
             first.buckets[key]
@@ -279,11 +277,11 @@ def restored(saved: Sequence[Saved], name: str, fresh: Mapping[str, Kept], world
     return first._replace(rank=world.rank, size=world.size, buckets=buckets)
 
 
-def _check(key: str, fresh: Leaves, saved: Leaves, free: Sequence[Role], expected: Mapping[str, Role]) -> None:
-    """Compare saved leaves with those of a new state; those of some roles may be of other shapes."""
+def _check(key: str, fresh: Leaves, saved: Leaves, kinds: Mapping[str, Kind]) -> None:
+    """Compare saved leaves with those of a new state; what is known to be a rank's part may be of another shape."""
     for path, leaf in fresh.items():
         old, new = np.asarray(leaf), np.asarray(saved.get(path))
-        fits = new.dtype == old.dtype and (new.shape == old.shape or expected[path] in free)
+        fits = new.dtype == old.dtype and (new.shape == old.shape or kinds.get(path, Kind()).per is Per.PART)
         if not fits:
             raise StateError(
                 f"{path!r} of bucket {key!r} does not fit: expected shape {old.shape} and {old.dtype}, got shape"

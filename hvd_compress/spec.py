@@ -8,16 +8,18 @@ from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 from hvd_compress.errors import SpecError
-from hvd_compress.measure import Measured
-from hvd_compress.memory import EF21, ErrorFeedback, Momentum, MomentumCorrection
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method, Wrapper
-from hvd_compress.methods.cast import Dense, Half
-from hvd_compress.policy import Delayed, Schedule, Selective, schedule
+from hvd_compress.methods.cast import Dense
+from hvd_compress.wrappers.error_feedback import EF21, ErrorFeedback
+from hvd_compress.wrappers.measure import Measured
+from hvd_compress.wrappers.momentum import Momentum, MomentumCorrection
+from hvd_compress.wrappers.router import Everywhere, Routable, Router, Selective, routed
+from hvd_compress.wrappers.schedule import Delayed, Schedule, schedule
 
 Made = TypeVar("Made")
 
-DENSE: dict[str, Method] = {"none": Dense(), "fp16": Half()}
+DENSE: dict[str, Method] = {name: cls() for name, cls in REGISTRY.items() if cls.linear}
 
 MEMORY: dict[str, Any] = {
     "decay": 1.0,
@@ -58,18 +60,18 @@ _SWITCH = {
 }
 
 
-def parse(spec: str) -> Method:
-    """Make a method from a spec string.
+def parse(spec: str) -> Router:
+    """Make what a spec string stands for: a method, and which gradients it is for.
 
     Besides the hyper-parameters of its own, every method but the dense ones takes the options of
 
     * the memory: ``feedback=on|off|ef21``, with ``on`` ``decay`` and ``lowpass`` (see
-      `hvd_compress.memory.ErrorFeedback`), or ``momentum``, ``nesterov`` and ``clip_norm`` (see
-      `hvd_compress.memory.MomentumCorrection`);
+      `hvd_compress.wrappers.error_feedback.ErrorFeedback`), or ``momentum``, ``nesterov`` and ``clip_norm`` (see
+      `hvd_compress.wrappers.momentum.MomentumCorrection`);
     * what is left uncompressed: ``min_size=n`` and ``vectors=on|off`` (tensors with fewer elements, and vectors) and
       how, ``dense=none|fp16``;
     * the time: ``start=steps`` (dense at first), ``warmup=steps`` (approach the ratio), ``every=n`` (dense every n
-      steps) and ``delay=k`` (see `hvd_compress.policy.Delayed`);
+      steps) and ``delay=k`` (see `hvd_compress.wrappers.schedule.Delayed`);
     * ``measure=on|off``: compare each sum with the exact one, which costs an uncompressed allreduce.
 
     Args:
@@ -104,17 +106,17 @@ def read(spec: str) -> tuple[str, dict[str, str]]:
     return name.strip(), params
 
 
-def as_method(method: str | Method) -> Method:
-    """A method, given as a spec string or as itself.
+def as_router(method: str | Routable) -> Router:
+    """Give the router of a spec string, or of a method; a router is its own.
 
     Raises:
         SpecError: If it is neither, or `parse` refuses it.
     """
-    return method if isinstance(method, Method) else parse(method)
+    return routed(method) if isinstance(method, Method | Router) else parse(method)
 
 
-def build(name: str, /, **params: Any) -> Method:
-    """Make a method from its name and parameters, as in spec strings; values may be strings.
+def build(name: str, /, **params: Any) -> Router:
+    """Make what `parse` does, from a name and parameters, as in spec strings; values may be strings.
 
     Raises:
         SpecError: If the name, a parameter or a value is not known or not allowed.
@@ -149,6 +151,12 @@ def meant(name: str, value: object) -> str:
     return ""
 
 
+def known_by(name: str) -> str:
+    """Return the hyper-parameter that a method is known by, with its default, as in specs; nothing if it has none."""
+    own = _own_defaults(REGISTRY[name])
+    return next((f"{key}={_written(value)}" for key, value in own.items() if key not in _MINOR), "")
+
+
 def make(cls: type[Made], name: str, params: Mapping[str, Any]) -> Made:
     """Make an object of a dataclass from its parameters alone, as they are in spec strings; values may be strings.
 
@@ -176,11 +184,11 @@ def _option_defaults(cls: type[Method]) -> dict[str, Any]:
     return feedback if cls.linear else feedback | MEMORY | dict(cls.memory) | OPTIONS
 
 
-def _compose(method: Method, o: Mapping[str, Any]) -> Method:
+def _compose(method: Method, o: Mapping[str, Any]) -> Router:
     """Put the wrappers around a method that its options ask for."""
     remembering = _remember(method, o)
     if method.linear:
-        return remembering
+        return Everywhere(remembering)
     result = schedule(remembering, o["start"], o["warmup"], o["every"])
     if o["measure"]:
         result = Measured(result)
@@ -205,9 +213,9 @@ def _remember(method: Method, o: Mapping[str, Any]) -> Method:
     return EF21(method) if o.get("feedback") == "ef21" else method
 
 
-def _check_memory(name: str, method: Method, given: Mapping[str, Any]) -> None:
+def _check_memory(name: str, router: Router, given: Mapping[str, Any]) -> None:
     """Refuse options that the memory which was asked for does not have."""
-    memory = _decompose(method)[1]["memory"]
+    memory = _decompose(router)[1]["memory"]
     for key, default in MEMORY.items():
         if given.get(key, default) != default and not hasattr(memory, key):
             raise SpecError(
@@ -216,10 +224,10 @@ def _check_memory(name: str, method: Method, given: Mapping[str, Any]) -> None:
             )
 
 
-def to_spec(method: Method) -> str:
-    """Give the spec string that `parse` makes this method from; its repr where the method was composed by hand."""
-    bare, options = _decompose(method)
-    if bare.name not in REGISTRY:
+def to_spec(method: Routable) -> str:
+    """Give the spec string that `parse` makes this from; the repr of what was composed by hand."""
+    bare, options = _decompose(routed(method))
+    if bare is None or bare.name not in REGISTRY:
         return repr(method)
     own = {field.name: getattr(bare, field.name) for field in fields(bare)}  # type: ignore[arg-type]
     defaults = _option_defaults(type(bare)) | _own_defaults(type(bare))
@@ -228,20 +236,21 @@ def to_spec(method: Method) -> str:
     changed = {key: value for key, value in (own | options).items() if key in defaults and value != defaults[key]}
     spec = ":".join(filter(None, [bare.name, ",".join(f"{k}={_written(v)}" for k, v in changed.items())]))
     try:
-        return spec if parse(spec) == method else repr(method)
+        return spec if parse(spec) == routed(method) else repr(method)
     except SpecError:
         return repr(method)
 
 
-def _decompose(method: Method) -> tuple[Method, dict[str, Any]]:
-    """Undo `_compose`: the bare method and its options, among them the ``memory`` itself."""
+def _decompose(router: Router) -> tuple[Method | None, dict[str, Any]]:
+    """Undo `_compose`: the bare method, if there is one, and its options, among them the ``memory`` itself."""
     options = MEMORY | OPTIONS | {"feedback": "off", "memory": None}
-    inner = method
-    if isinstance(inner, Selective):
-        dense = inner.dense_method.inner if isinstance(inner.dense_method, Momentum) else inner.dense_method
+    if not isinstance(router, Selective | Everywhere):
+        return None, options
+    inner = router.core
+    if isinstance(router, Selective):
+        dense = router.dense_method.inner if isinstance(router.dense_method, Momentum) else router.dense_method
         options["dense"] = next((name for name, known in DENSE.items() if known == dense), "")
-        options |= {"min_size": inner.min_size, "vectors": inner.vectors}
-        inner = inner.inner
+        options |= {"min_size": router.min_size, "vectors": router.vectors}
     if isinstance(inner, Delayed):
         options["delay"], inner = inner.every, inner.inner
     if isinstance(inner, Measured):

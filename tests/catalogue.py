@@ -1,9 +1,8 @@
-"""The forms of every method, and the specs that tests make of them, as users write them."""
+"""The examples of every method, and the specs that tests make of them, as users write them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
 from functools import cache
 
 import numpy as np
@@ -13,47 +12,24 @@ from hvd_compress import parse
 from hvd_compress.core.collectives import Collective
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.methods import REGISTRY
-from hvd_compress.methods.base import Method, Wrapper
+from hvd_compress.methods.base import Example, Method, Wrapper
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.policy import by_name, phases
+from hvd_compress.wrappers.router import Router, by_name, phases
 
-FORMS = {
-    "topk": ["values=fp16"],
-    "randomk": ["unbiased=on"],
-    "qsgd": ["bits=3,norm=l2", "twoway=on"],
-    "terngrad": ["clip=0"],
-    "onebit": ["twoway=on"],
-    "signsgd": ["twoway=off"],
-    "efsignsgd": ["twoway=on"],
-    "int8": ["bits=16"],
-    "thc": ["rotation=full,clip=0", "rotation=none", "levels=table,clip=0", "overflow=saturate"],
-    "powersgd": ["target_ratio=3,iterations=2"],
+EXAMPLES = {example.spec: example for name, cls in REGISTRY.items() for example in cls.examples or (Example(name),)}
+"""What methods say of themselves, by spec."""
+
+
+COMPOSED: dict[str, Router] = {
+    "phases": phases({0: parse("topk:ratio=0.05"), 1: parse("powersgd:rank=2"), 2: parse("int8")}),
+    "by_name": by_name({"first*": parse("none"), "*": parse("topk:ratio=0.05")}),
 }
-"""What methods can be told besides how much to send. Each method is there without any of it, too."""
-
-INSTEAD = {"rotation=full": "block", "target_ratio": "rank"}
-"""Beginnings of forms, and what they take the place of."""
-
-
-def specs(**scale: float) -> list[str]:
-    """Return a spec of every form of every method.
-
-    Args:
-        **scale: Hyper-parameters that say how much is sent, for the methods that have them.
-    """
-    found = []
-    for name, method in REGISTRY.items():
-        own = {field.name for field in fields(method)}  # type: ignore[arg-type]
-        for form in ["", *FORMS.get(name, [])]:
-            without = {option for begin, option in INSTEAD.items() if form.startswith(begin)}
-            options = [f"{option}={value}" for option, value in scale.items() if option in own - without]
-            found.append(":".join(filter(None, [name, ",".join(filter(None, [*options, form]))])))
-    return found
+"""Methods that no spec string has words for."""
 
 
 def bare(spec: str) -> Method:
     """Return the method of a spec without what is kept between steps."""
-    method = parse(spec).core
+    method = (COMPOSED.get(spec) or parse(spec)).core
     return method.inner if isinstance(method, Wrapper) else method
 
 
@@ -80,7 +56,7 @@ def each_way(chosen: Iterable[str], by_method: bool = True) -> list[str]:
 
 
 SPECS = [
-    *each_way(specs(ratio=0.05, threshold=2, rank=2)),
+    *each_way(EXAMPLES),
     "fp16:feedback=on",
     "topk:ratio=0.05,values=fp16,feedback=ef21",
     "topk:ratio=0.05,every=2",
@@ -111,18 +87,12 @@ WARMING_UP = [
 ]
 """Some that are in another stage in each of the first steps, and momentum of other kinds."""
 
-COMPOSED: dict[str, Method] = {
-    "phases": phases({0: parse("topk:ratio=0.05"), 1: parse("powersgd:rank=2"), 2: parse("int8")}),
-    "by_name": by_name({"first*": parse("none"), "*": parse("topk:ratio=0.05")}),
-}
-"""Methods that no spec string has words for."""
-
 
 def agree(spec: str, mean: Arr, expected: Arr) -> bool:
     """Whether two means are the same up to the order in which numbers were added.
 
     Where one is about to be rounded, another order may push it to the other side; a rotation spreads that.
     """
-    in_16_bits = spec.startswith(("fp16", "topkc"))
+    in_16_bits = ("AllReduce", "float16", False) in way(spec)
     wrong = ~np.isclose(mean, expected, rtol=1e-3, atol=5e-3 if in_16_bits else 1e-4)
-    return bool(wrong.mean() <= (0.05 if spec.startswith("thc") else 0.002))
+    return bool(wrong.mean() <= (0.05 if bare(spec).rotates else 0.002))

@@ -13,14 +13,13 @@ from worlds import Arr, bucket_of, leaves, normal
 from hvd_compress import agreement, parse
 from hvd_compress.core.collectives import State, World
 from hvd_compress.core.lockstep import lockstep
+from hvd_compress.core.state_tree import Role, flatten, kinds, unflatten
 from hvd_compress.elastic import Membership
 from hvd_compress.errors import DisagreementError
 from hvd_compress.merging import Gradient
 from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.redistribution import Kept
-from hvd_compress.roles import Role
-from hvd_compress.state import flatten, roles, unflatten
 
 OPS = NumpyOps()
 BUCKET = bucket_of((30, 20), (7,))
@@ -101,7 +100,7 @@ def test_one_is_lost_one_joins(spec: str) -> None:
         step(workers, number)
         assert not any(worker.regrouped for worker in workers)
     survivors = workers[1:]
-    own = [path for path, role in roles(survivors[0].state).items() if role is Role.OWN]
+    own = [path for path, kind in kinds(survivors[0].state).items() if kind.role is Role.OWN]
     before = [{path: leaves(worker.state)[path] for path in own} for worker in survivors]
     workers = [survivors[1], Worker(method, 3), survivors[0]]
     assert not together(workers)

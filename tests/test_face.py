@@ -15,9 +15,9 @@ from hvd_compress.errors import SpecError
 from hvd_compress.face import Catalogue, Made
 from hvd_compress.merging import Merge
 from hvd_compress.methods import REGISTRY
-from hvd_compress.methods.base import Method
+from hvd_compress.wrappers.router import Router
 
-COMPRESSION: Catalogue[tuple[Method, Merge]] = Catalogue(lambda method, merge: (method, merge))
+COMPRESSION: Catalogue[tuple[Router, Merge]] = Catalogue(lambda method, merge: (method, merge))
 
 
 def test_names() -> None:
@@ -80,7 +80,7 @@ def test_what_is_no_method(method: Any) -> None:
 class Compressor(Made):
     """One without a framework."""
 
-    def __init__(self, method: Method, merge: Merge) -> None:
+    def __init__(self, method: Router, merge: Merge) -> None:
         self.method, self.merge, self.steps = method, merge, 0
 
 
@@ -97,7 +97,7 @@ def test_what_is_ready_may_be_called() -> None:
 
 
 @pytest.mark.parametrize("method", [*SPECS, *COMPOSED.values()], ids=[*SPECS, *COMPOSED])
-def test_a_compressor_is_pickled_as_a_new_one(method: str | Method) -> None:
+def test_a_compressor_is_pickled_as_a_new_one(method: str | Router) -> None:
     old = READY.parse(method, merge="layer")
     old.steps = 5
     new = pickle.loads(pickle.dumps(old))

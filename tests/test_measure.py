@@ -8,9 +8,9 @@ from worlds import FRAMEWORKS, bucket_of, normal, ops_of
 
 from hvd_compress import parse
 from hvd_compress.core.lockstep import lockstep
-from hvd_compress.measure import Measured, vnmse
 from hvd_compress.methods.base import Method
-from hvd_compress.policy import Selective
+from hvd_compress.wrappers.measure import Measured, vnmse
+from hvd_compress.wrappers.router import Selective
 
 
 def core(spec: str) -> Method:

@@ -12,15 +12,16 @@ from hvd_compress import LocalWorld, parse
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Array, Exchanging, State, World
 from hvd_compress.core.lockstep import lockstep
+from hvd_compress.core.state_tree import residual_of
 from hvd_compress.errors import SpecError
-from hvd_compress.memory import ErrorFeedback
 from hvd_compress.methods.base import Method, Wrapper
 from hvd_compress.methods.cast import Dense, Half
 from hvd_compress.methods.powersgd import PowerSGD
 from hvd_compress.methods.topk import TopK
 from hvd_compress.ops import Ops
-from hvd_compress.policy import Delayed, Schedule, Selective, Stage, by_name, phases
-from hvd_compress.state import residual_of
+from hvd_compress.wrappers.error_feedback import ErrorFeedback
+from hvd_compress.wrappers.router import Selective, by_name, phases
+from hvd_compress.wrappers.schedule import Delayed, Schedule, Stage
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,11 @@ from worlds import bucket_of, normal
 from hvd_compress import parse
 from hvd_compress.core.collectives import World
 from hvd_compress.core.lockstep import lockstep
+from hvd_compress.core.state_tree import Role, flatten, kinds
 from hvd_compress.errors import StateError
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.redistribution import Kept
-from hvd_compress.roles import Role
 from hvd_compress.saved import Loaded, Saved, SavedSession, fingerprint, from_dict, restored, to_dict
-from hvd_compress.state import flatten, roles
 
 METHOD = parse("onebit:twoway=on").core
 BUCKET = bucket_of((40, 30), (7,))
@@ -137,11 +136,11 @@ def test_ranks_can_tell_from_a_checksum_that_they_have_drifted_apart(spec: str) 
     for step in range(4):
         xs = normal(BUCKET, 3, seed=step)
         states = [end.state for end in lockstep(NumpyOps(), method, BUCKET, xs, states)]
-    known = roles(states[0])
+    known = kinds(states[0])
     sums = {fingerprint({"b0": flatten(state)}, {"b0": known}) for state in states}
     assert len(sums) == 1
     leaves = flatten(states[0])
-    for path, role in known.items():
-        if role is Role.SHARED and np.ndim(leaves[path]):
+    for path, kind in known.items():
+        if kind.role is Role.SHARED:
             changed = {**leaves, path: np.asarray(leaves[path]) + 1}
             assert fingerprint({"b0": changed}, {"b0": known}) not in sums

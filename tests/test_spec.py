@@ -12,24 +12,24 @@ from hypothesis import strategies as st
 
 import hvd_compress as hc
 from hvd_compress.errors import CompressionError, SpecError
-from hvd_compress.memory import ErrorFeedback
 from hvd_compress.methods import REGISTRY
-from hvd_compress.methods.base import Method
 from hvd_compress.methods.cast import Dense, Half
 from hvd_compress.methods.int8 import Int8
 from hvd_compress.methods.powersgd import PowerSGD
 from hvd_compress.methods.randomk import RandomK
 from hvd_compress.methods.topk import TopK
-from hvd_compress.policy import Schedule, Selective, Stage
 from hvd_compress.spec import build, to_spec
+from hvd_compress.wrappers.error_feedback import ErrorFeedback
+from hvd_compress.wrappers.router import Everywhere, Router, Selective
+from hvd_compress.wrappers.schedule import Schedule, Stage
 
 
 @pytest.mark.parametrize(
     ("spec", "method"),
     [
-        ("none", Dense()),
-        ("fp16", Half()),
-        ("fp16:feedback=on", ErrorFeedback(Half())),
+        ("none", Everywhere(Dense())),
+        ("fp16", Everywhere(Half())),
+        ("fp16:feedback=on", Everywhere(ErrorFeedback(Half()))),
         ("topk", Selective(ErrorFeedback(TopK()))),
         ("topk:ratio=0.5", Selective(ErrorFeedback(TopK(ratio=0.5)))),
         (" topk : ratio = 1e-3 , values = fp16 ", Selective(ErrorFeedback(TopK(ratio=0.001, values="fp16")))),
@@ -42,7 +42,7 @@ from hvd_compress.spec import build, to_spec
         ("int8:start=3", Selective(Schedule(Int8(), (Stage(3, Dense()),)))),
     ],
 )
-def test_meaning(spec: str, method: Method) -> None:
+def test_meaning(spec: str, method: Router) -> None:
     assert hc.parse(spec) == method
     assert hc.parse(to_spec(method)) == method
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from catalogue import each_way, specs
+from catalogue import EXAMPLES, each_way
 from launching import ENVIRONMENT
 from wire.gradients import LARGE, STEPS, gradient
 
@@ -24,7 +24,7 @@ from hvd_compress.bench.traffic import share
 pytestmark = pytest.mark.jobs
 
 # Payloads well above what Horovod's coordination takes.
-ALL = specs(ratio=0.1, threshold=2, rank=16)
+ALL = [spec.replace("threshold=1", "threshold=2").replace("rank=2", "rank=16") for spec in EXAMPLES]
 BOTH_FORMS = ["topk:ratio=0.1,values=fp16", "bf16:twoway=off", "terngrad:twoway=on", "natural:twoway=on"]
 SPECS = {2: [*each_way(ALL), *BOTH_FORMS], 3: each_way(ALL, by_method=False)}
 """With 3 ranks, a size that divides nothing, one spec for each way to communicate."""

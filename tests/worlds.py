@@ -10,9 +10,9 @@ import pytest
 
 from hvd_compress.core.bucket import Bucket, Shape
 from hvd_compress.core.collectives import State
+from hvd_compress.core.state_tree import flatten
 from hvd_compress.ops import Ops
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.state import flatten
 
 Arr = npt.NDArray[Any]
 

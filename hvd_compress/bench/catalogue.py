@@ -8,25 +8,25 @@ from typing import Any
 
 from hvd_compress.bench.docstrings import read
 from hvd_compress.bench.inputs import RMS
-from hvd_compress.bench.traffic import SIDE, SIZES, SPARSE, cost
+from hvd_compress.bench.traffic import SIDE, SIZES, cost
 from hvd_compress.errors import SpecError
-from hvd_compress.measure import Measured
-from hvd_compress.memory import EF21, ErrorFeedback, Momentum, MomentumCorrection
 from hvd_compress.methods import REGISTRY, MethodInfo, methods
 from hvd_compress.methods.base import Method
-from hvd_compress.policy import ByName, Delayed, Phases, Schedule, Selective
-from hvd_compress.spec import nearest
+from hvd_compress.spec import known_by, nearest, parse
+from hvd_compress.wrappers.error_feedback import EF21, ErrorFeedback
+from hvd_compress.wrappers.measure import Measured
+from hvd_compress.wrappers.momentum import Momentum, MomentumCorrection
+from hvd_compress.wrappers.router import ByName, Routable, Selective
+from hvd_compress.wrappers.schedule import Delayed, Phases, Schedule
 
 MEMORIES: tuple[type[Method], ...] = (ErrorFeedback, EF21, MomentumCorrection, Momentum)
-POLICIES: tuple[type[Method], ...] = (Selective, ByName, Schedule, Phases, Delayed, Measured)
+POLICIES: tuple[type[Routable], ...] = (Selective, ByName, Schedule, Phases, Delayed, Measured)
 
-_ZEROS = ", ".join(f"{name}: of one with {1 - share:.0%} zeros" for name, share in SPARSE.items())
-
-_HEAD = f"""\
+_HEAD = """\
 ## Methods
 
 *Bits* are what a rank sends for each coordinate in one step, all metadata included, with 2, 8 and 64 ranks: of a
-float32 matrix of {SIDE} x {SIDE} normal numbers with a root mean square of {RMS} ({_ZEROS}), with default
+float32 matrix of {side} x {side} normal numbers with a root mean square of {rms} ({zeros}), with default
 hyper-parameters, and rings for allreduce and allgather. Uncompressed it is 32, 56 and 63 bits. *Allreduce* tells
 whether that stays about the same with more ranks. *State* is what a rank keeps between steps, in bytes for each
 coordinate, the residual included."""
@@ -120,7 +120,15 @@ def families() -> list[type[Method]]:
 def catalogue() -> str:
     """The methods, one after another, and what some of them share."""
     shared = [f"### {cls.__name__}\n\n{read(cls).text}" for cls in families()]
-    parts = [_HEAD, _overview(), _ADVICE, *map(section, REGISTRY), "## What methods share", *shared]
+    zeros = [f"{name}: of one with {1 - cls.nonzero:.0%} zeros" for name, cls in REGISTRY.items() if cls.nonzero < 1]
+    parts = [
+        _HEAD.format(side=SIDE, rms=RMS, zeros=", ".join(zeros)),
+        _overview(),
+        _ADVICE,
+        *map(section, REGISTRY),
+        "## What methods share",
+        *shared,
+    ]
     for title, classes in {"## Memories": MEMORIES, "## Policies": POLICIES}.items():
         parts += [title, *(f"### {cls.__name__}\n\n{read(cls).text}" for cls in classes)]
     return _linked("\n\n".join(parts)) + "\n"
@@ -142,6 +150,17 @@ def _overview() -> str:
         name = f"[`{line.name}`](#{line.name})"
         rows.append((name, line.collective, rounds, allreduce, line.unbiased, state, bits, short(line.paper)))
     return grid(rows, "llrllrrl")
+
+
+def constructors() -> str:
+    """Return the table of the README: how each method is called, how it travels, and what it does."""
+    rows = [("`Compression.`", "travels by", "what it does")]
+    for name, cls in REGISTRY.items():
+        does = read(cls).text.partition("\n\n")[0].replace("\n", " ").partition(". ")[0].rstrip(".:")
+        does = re.sub(r" \([^)]* of the paper[^)]*\)", "", does).replace("|", "\\|")
+        does += "; the optimizer must have no momentum" * parse(name).needs_plain_sgd
+        rows.append((f"`{name}`" if cls.linear else f"`{name}({known_by(name)})`", cls.collective, does))
+    return grid(rows, "lll")
 
 
 def grid(rows: Sequence[tuple[str, ...]], align: str) -> str:

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvd_compress.bench.bounds import CLAIMS, bound
 from hvd_compress.bench.catalogue import catalogue, grid
-from hvd_compress.bench.vnmse import BUDGETS, SIGNS, WARMED, bare, name_of
+from hvd_compress.bench.vnmse import BUDGETS, bare, name_of
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.lowrank import LowRank
@@ -43,21 +42,21 @@ def static() -> str:
 
 
 def rows(measured: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
-    """The results as text: spec, bits, then the error on each input; by budget, other specs at the end."""
+    """The results as text: spec, bits, then the error on each input; by budget, as on the first input."""
     table: dict[str, dict[str, Any]] = {}
     for result in measured["results"]:
         table.setdefault(result["spec"], {})[result["input"]] = result
-    budget = {spec: name for name, specs in BUDGETS.items() for spec in specs}
-    found: dict[str, list[tuple[str, ...]]] = {name: [] for name in (*BUDGETS, "")}
+    found: dict[str, list[tuple[str, ...]]] = {name: [] for name in BUDGETS}
     for spec, cells in table.items():
         errors = [figure(cells[name]) if name in cells else "" for name in measured["sizes"]]
-        found[budget.get(spec, "")].append((spec, span([cell["bits"] for cell in cells.values()]), *errors))
+        bits = [cell["bits"] for cell in cells.values()]
+        found[next(name for name, least in BUDGETS.items() if bits[0] >= least)].append((spec, span(bits), *errors))
     return {name: lines for name, lines in found.items() if lines}
 
 
 def figure(result: Mapping[str, Any]) -> str:
     """An error in two or three digits; where the mean has no scale, that of its direction, with a mark."""
-    sign = name_of(result["spec"]) in SIGNS
+    sign = REGISTRY[name_of(result["spec"])].scaleless
     value = result["direction" if sign else "vnmse"]
     text = "0" if value < NOTHING else f"{value:.3f}" if value >= 0.01 else f"{value:.1e}"
     return text + "*" * sign
@@ -73,13 +72,14 @@ def notes(measured: Mapping[str, Any]) -> Iterator[str]:
     """What a reader of the table must know."""
     sizes = ", ".join(f"{name} {size:,}" for name, size in measured["sizes"].items())
     names = dict.fromkeys(name_of(result["spec"]) for result in measured["results"])
-    warmed = ", ".join(name for name in names if name in WARMED)
-    signs = ", ".join(name for name in names if name in SIGNS)
+    warmed = ", ".join(name for name in names if REGISTRY[name].learns)
+    signs = ", ".join(name for name in names if REGISTRY[name].scaleless)
     yield f"{measured['ranks']} ranks. Coordinates: {sizes}."
     yield "Bits per coordinate are those that a rank hands to collectives, with all metadata."
     yield "One exchange, without error feedback: what is missing here comes later in training where feedback is on."
-    if "homomorphic" in names:
-        yield "homomorphic is for gradients that are mostly zero, as in embedding; the others it sends as they are."
+    for name in names:
+        if REGISTRY[name].nonzero < 1:
+            yield f"{name} is for gradients that are mostly zero, as in embedding; the others it sends as they are."
     if warmed:
         yield f"After {measured['steps']} exchanges of the same gradients, which flatters: {warmed}."
     if any(issubclass(REGISTRY[name], LowRank) for name in names):
@@ -103,18 +103,18 @@ def vnmse_section(measured: Mapping[str, Any], command: str) -> str:
     ]
     for budget, lines in rows(measured).items():
         table = [head, *((f"`{line[0]}`", *line[1:], _bound(line[0])) for line in lines)]
-        parts += [f"### {budget.capitalize() or 'Other specs'}", grid(table, "l" + "r" * (len(head) - 1))]
+        parts += [f"### {budget.capitalize()}", grid(table, "l" + "r" * (len(head) - 1))]
     return "\n\n".join(parts) + "\n"
 
 
 def _bound(spec: str) -> str:
-    value = bound(bare(spec).core)
+    value = bare(spec).core.bound
     return "" if value is None else f"{value:.3g}"
 
 
 def claims_section() -> str:
     """What the papers state, as given."""
-    lines = [f"| [`{name}`](#{name}) | {CLAIMS[name]} |" for name in REGISTRY if name in CLAIMS]
+    lines = [f"| [`{name}`](#{name}) | {cls.claim} |" for name, cls in REGISTRY.items() if cls.claim]
     return "\n".join(
         [
             "## What the papers' abstracts state\n",

@@ -11,16 +11,14 @@ from hvd_compress.bench.inputs import RMS, SEED, Arr
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllGather, AllToAll, Collective, World, run, take_branches
 from hvd_compress.core.lowering import LACKS, lower
+from hvd_compress.core.state_tree import flatten
+from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.spec import parse
-from hvd_compress.state import flatten
 
 SIDE = 256
 """Rows and columns of the gradient that costs are measured on: normal numbers."""
-
-SPARSE = {"homomorphic": 0.02}
-"""Methods for gradients that are mostly zero, and the share of coordinates that are not."""
 
 SIZES = (2, 8, 64)
 
@@ -41,12 +39,16 @@ class Cost(NamedTuple):
     bits: dict[int, float]
 
 
-@cache
 def cost(name: str) -> Cost:
     """Measure a method with its default parameters."""
-    method, bucket = parse(name).core, Bucket("b0", ((SIDE, SIDE),), "float32")
+    return _cost(parse(name).core, REGISTRY[name].nonzero)
+
+
+@cache
+def _cost(method: Method, nonzero: float) -> Cost:
+    bucket = Bucket("b0", ((SIDE, SIDE),), "float32")
     rng = np.random.default_rng(SEED)
-    x = (RMS * rng.standard_normal(bucket.numel) * (rng.random(bucket.numel) < SPARSE.get(name, 1))).astype(np.float32)
+    x = (RMS * rng.standard_normal(bucket.numel) * (rng.random(bucket.numel) < nonzero)).astype(np.float32)
     sent = {size: messages(method, bucket, x, size) for size in SIZES}
     bits = {size: sum(8 * share(type(m).__name__, size) * m.array.nbytes for m in sent[size]) for size in SIZES}
     state = flatten(method.init(NumpyOps(), bucket, SIZES[0])).values()

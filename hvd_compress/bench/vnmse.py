@@ -20,79 +20,11 @@ from hvd_compress.errors import GradientError, SpecError
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method, Wrapper
 from hvd_compress.methods.lowrank import LowRank
-from hvd_compress.policy import Selective
 from hvd_compress.spec import parse
+from hvd_compress.wrappers.router import Everywhere, Router, Selective
 
-BUDGETS: dict[str, tuple[str, ...]] = {
-    "16 bits and more": (
-        "none",
-        "fp16",
-        "bf16",
-        "int8:bits=16",
-        "homomorphic",
-    ),
-    "8 bits": (
-        "int8",
-        "thc:bits=8",
-        "loco:bits=8",
-        "qsgd:bits=8",
-        "natural",
-        "topk:ratio=0.25,values=fp16",
-        "randomk:ratio=0.25",
-        "topkc:ratio=0.5",
-    ),
-    "2 to 6 bits": (
-        "thc:bits=4",
-        "thc:bits=4,levels=table",
-        "thc:bits=4,overflow=saturate",
-        "thc:bits=2,overflow=saturate",
-        "loco:bits=4",
-        "qsgd:bits=4",
-        "qsgd:bits=4,norm=l2",
-        "qsgd:bits=4,twoway=on",
-        "qsgd:bits=2",
-        "terngrad",
-        "terngrad:clip=0",
-        "topk:ratio=0.0625,values=fp16",
-        "dgc:ratio=0.0625,values=fp16",
-        "sidco:ratio=0.0625,values=fp16",
-        "threshold:threshold=0.005",
-        "gtopk:ratio=0.0625,values=fp16",
-        "scalecom:ratio=0.0313",
-        "randomk:ratio=0.0625",
-        "blockk:ratio=0.0625",
-        "topkc:ratio=0.125",
-        "powersgd:rank=32",
-        "acpsgd:rank=64",
-    ),
-    "1 bit and less": (
-        "onebit",
-        "efsignsgd",
-        "efsignsgd:twoway=on",
-        "signsgd",
-        "signum",
-        "topk:ratio=0.0156,values=fp16",
-        "dgc:ratio=0.0156,values=fp16",
-        "sidco:ratio=0.0156,values=fp16",
-        "threshold:threshold=0.01",
-        "gtopk:ratio=0.0156,values=fp16",
-        "scalecom:ratio=0.0078",
-        "randomk:ratio=0.0156",
-        "blockk:ratio=0.0156",
-        "topkc:ratio=0.0156",
-        "powersgd:rank=8",
-        "powersgd:rank=2",
-        "acpsgd:rank=16",
-        "acpsgd:rank=4",
-    ),
-}
-"""The specs of the default table, by about how many bits per coordinate they take."""
-
-WARMED = frozenset({"powersgd", "acpsgd", "sidco"})
-"""Methods that learn from the gradients of the steps before: they get some, of the same gradients."""
-
-SIGNS = frozenset({"signsgd", "signum"})
-"""Methods whose mean has no scale: it is 1 or -1 everywhere, so only its direction can be judged."""
+BUDGETS = {"16 bits and more": 15, "8 bits": 7, "2 to 6 bits": 1.5, "1 bit and less": 0}
+"""Parts of the table, each with the fewest bits per coordinate of the specs in it."""
 
 
 class Result(NamedTuple):
@@ -118,13 +50,13 @@ def name_of(spec: str) -> str:
     return spec.partition(":")[0].strip()
 
 
-def bare(spec: str) -> Method:
+def bare(spec: str) -> Router:
     """The method of a spec without what is kept between steps, schedules and measuring; where to compress stays."""
-    method = parse(spec)
-    inner = _unwrapped(method.core)
-    if not isinstance(method, Selective):
-        return inner
-    return replace(method, inner=inner, dense_method=_unwrapped(method.dense_method))
+    router = parse(spec)
+    inner = _unwrapped(router.core)
+    if not isinstance(router, Selective):
+        return Everywhere(inner)
+    return replace(router, inner=inner, dense_method=_unwrapped(router.dense_method))
 
 
 def _unwrapped(method: Method) -> Method:
@@ -146,7 +78,7 @@ def error(estimate: Arr, exact: Arr) -> tuple[float, float]:
 def measure(spec: str, grads: Sample, steps: int = 8) -> Result:
     """Exchange once, without error feedback, and look at what rank 0 gets.
 
-    Low-rank methods get the tensors of a gradient, all others one flat array. Those in `WARMED` get
+    Low-rank methods get the tensors of a gradient, all others one flat array. Those that learn get
     ``steps`` exchanges of the same gradients first, and the mean of their last two counts: some alternate.
 
     Raises:
@@ -161,7 +93,7 @@ def measure(spec: str, grads: Sample, steps: int = 8) -> Result:
     world = LocalWorld(method, len(grads.ranks))
 
     trials: list[tuple[float, float, float]] = []
-    for _ in range(1 + steps if name_of(spec) in WARMED else 1):
+    for _ in range(1 + steps if REGISTRY[name_of(spec)].learns else 1):
         before = world.bytes_sent
         means = world.step(given if by_shape else grads.ranks)
         bits = 8 * (world.bytes_sent - before) / exact.size
@@ -210,14 +142,8 @@ def measure_all(
 
 
 def default_specs() -> list[str]:
-    """The specs of all budgets."""
-    return [spec for specs in BUDGETS.values() for spec in specs]
-
-
-def missing() -> list[str]:
-    """Registered methods that no budget has a spec for."""
-    have = {name_of(spec) for spec in default_specs()}
-    return [name for name in REGISTRY if name not in have]
+    """Return the specs that methods name for the table."""
+    return [spec for name, cls in REGISTRY.items() for spec in cls.compared or (name,)]
 
 
 def _flat(tensors: Mapping[str, Sequence[Arr]]) -> Arr:

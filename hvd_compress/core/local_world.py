@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from hvd_compress.core.collectives import Collective, State, World
 from hvd_compress.core.lockstep import lockstep
+from hvd_compress.core.state_tree import residual_of
 from hvd_compress.errors import ExchangeError, GradientError
 from hvd_compress.merging import DEFAULT_MERGE, Gradient, Merge, Planned, gradient, plan
-from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.spec import as_method
-from hvd_compress.state import residual_of
+from hvd_compress.spec import as_router
+from hvd_compress.wrappers.router import Routable
 
 Arr = npt.NDArray[Any]
 
@@ -36,7 +36,7 @@ class LocalWorld:
         array([2., 4.])
 
     Args:
-        method: A method or its spec.
+        method: A method, a router, or its spec.
         size: Number of ranks.
         merge: See `hvd_compress.merging.plan`.
         ops: The primitives to compute with, of any framework; those of numpy by default.
@@ -54,7 +54,7 @@ class LocalWorld:
 
     def __init__(
         self,
-        method: Method | str,
+        method: Routable | str,
         size: int,
         merge: Merge = DEFAULT_MERGE,
         ops: Ops | None = None,
@@ -64,7 +64,7 @@ class LocalWorld:
             raise ExchangeError(f"size={size} is not allowed: a world has at least 1 rank")
         if local_size < 1 or size % local_size:
             raise ExchangeError(f"local_size={local_size} is not allowed: it must divide size={size}")
-        self.method = as_method(method)
+        self.method = as_router(method)
         self.size = size
         self.local_size = local_size
         self.merge = merge

@@ -19,9 +19,9 @@ from hvd_compress.lab.job import Goal, Job, Outcome, Point
 from hvd_compress.lab.results import outcome_facts
 from hvd_compress.lab.tasks import find
 from hvd_compress.lab.training import Setting, Training
-from hvd_compress.methods.base import Method
 from hvd_compress.spec import parse
 from hvd_compress.stats import Stats
+from hvd_compress.wrappers.router import Router
 
 WARM, ALONE = 3, 9
 """Steps of computing alone that do not count, and that do."""
@@ -250,6 +250,6 @@ def main(framework: str, trainer: Callable[[], Trainer]) -> None:
         sys.exit(f"{type(error).__name__}: {error}")
 
 
-def merged(method: Method, job: Job) -> dict[str, Any]:
+def merged(method: Router, job: Job) -> dict[str, Any]:
     """How to merge, for ``Compression.parse``: methods that travel as Horovod's own allreduce are not merged."""
     return {} if method.linear else {"merge": job.merge}

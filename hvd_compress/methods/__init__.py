@@ -1,40 +1,21 @@
-"""The catalogue: one file per method or family of methods."""
+"""The catalogue: one file per method or family of methods.
+
+All modules of this package are imported, so a file with a `register` in it is all that a method takes. A method outside
+of the package is known as soon as its module is imported; those that the environment variable ``HVD_COMPRESS_METHODS``
+names, parted by commas, are imported with this package, so that the command and the processes that it starts know them.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any, NamedTuple
 
-from hvd_compress.methods.acpsgd import ACPSGD
-from hvd_compress.methods.base import Method
-from hvd_compress.methods.bf16 import BFloat16
-from hvd_compress.methods.blockk import BlockK
-from hvd_compress.methods.cast import Dense, Half
-from hvd_compress.methods.dgc import DGC
-from hvd_compress.methods.gtopk import GTopK
-from hvd_compress.methods.homomorphic import Homomorphic
-from hvd_compress.methods.int8 import Int8
-from hvd_compress.methods.loco import LoCo
-from hvd_compress.methods.natural import Natural
-from hvd_compress.methods.onebit import EFSignSGD, OneBit
-from hvd_compress.methods.powersgd import PowerSGD
-from hvd_compress.methods.qsgd import QSGD, TernGrad
-from hvd_compress.methods.randomk import RandomK
-from hvd_compress.methods.scalecom import ScaleCom
-from hvd_compress.methods.sidco import SIDCo
-from hvd_compress.methods.sign import SignSGD, Signum
-from hvd_compress.methods.thc import THC
-from hvd_compress.methods.threshold import Threshold
-from hvd_compress.methods.topk import TopK
-from hvd_compress.methods.topkc import TopKC
+from hvd_compress.methods.base import REGISTRY, register
 
-_DENSE = (Dense, Half, BFloat16)
-_SPARSE = (TopK, Threshold, DGC, SIDCo, GTopK, RandomK, BlockK, TopKC, ScaleCom)
-_QUANTISED = (QSGD, TernGrad, Natural, OneBit, SignSGD, Signum, EFSignSGD, Int8, THC, LoCo)
-_LOW_RANK = (PowerSGD, ACPSGD)
-_LOSSLESS = (Homomorphic,)
-
-REGISTRY: dict[str, type[Method]] = {cls.name: cls for cls in (*_DENSE, *_SPARSE, *_QUANTISED, *_LOW_RANK, *_LOSSLESS)}
+__all__ = ["REGISTRY", "MethodInfo", "methods", "register"]
 
 
 class MethodInfo(NamedTuple):
@@ -73,3 +54,9 @@ def methods() -> list[MethodInfo]:
         )
         for cls in REGISTRY.values()
     ]
+
+
+for _module in iter_modules(__path__, f"{__name__}."):
+    import_module(_module.name)
+for _name in filter(None, os.environ.get("HVD_COMPRESS_METHODS", "").split(",")):
+    import_module(_name.strip())

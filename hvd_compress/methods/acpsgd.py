@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Branch, Exchange, Exchanging, World
+from hvd_compress.core.state_tree import Factors
 from hvd_compress.core.totals import Products
+from hvd_compress.methods.base import Example, register
 from hvd_compress.methods.lowrank import LowRank, flat
 from hvd_compress.ops import Ops
 
@@ -23,10 +24,11 @@ class ACPSGDState(NamedTuple):
     """
 
     step: int | Array
-    p: Array
-    q: Array
+    p: Factors
+    q: Factors
 
 
+@register
 @dataclass(frozen=True)
 class ACPSGD(LowRank):
     """Alternating compression: P and Q take turns, with one allreduce in each step (Algorithm 1 of the paper).
@@ -50,14 +52,16 @@ class ACPSGD(LowRank):
 
     name = "acpsgd"
     paper = "Zhang et al., Evaluation and Optimization of Gradient Compression for Distributed Deep Learning, 2023"
+    learns = True
+    examples = (
+        Example("acpsgd:rank=2", 2 * 40 * 4, gain=20),  # the left factors in the first step
+    )
+    compared = ("acpsgd:rank=64", "acpsgd:rank=16", "acpsgd:rank=4")
     collective = "allreduce"
     keeps = "P and Q, r x (rows + columns)"
 
     def init(self, ops: Ops, bucket: Bucket, size: int) -> ACPSGDState:
         return ACPSGDState(0, self.draw(ops, bucket, "left"), self.draw(ops, bucket, "right"))
-
-    def pieces(self, bucket: Bucket) -> Mapping[str, Sequence[int]]:
-        return {"p": self.lengths(bucket, "left"), "q": self.lengths(bucket, "right")}
 
     def exchange(
         self, ops: Ops, bucket: Bucket, x: Array, state: ACPSGDState, world: World, keep: bool = False

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from hvd_compress.core.bucket import Bucket, Shape
 from hvd_compress.core.collectives import AllReduce, Array, Chosen, Exchange, Exchanging, State, World
@@ -23,11 +24,32 @@ class Counted(NamedTuple):
     step: int | Array
 
 
+class Example(NamedTuple):
+    """A spec of a method, small enough for 1000 coordinates, with what holds for it. The tests run it.
+
+    Attributes:
+        spec: With hyper-parameters of the method alone.
+        payload: Bytes that each of two ranks hands to collectives in the first step for a float32 matrix of 40 x 25;
+            None where that depends on its numbers.
+        total: What it is of what the ranks have sent: ``"exact"``, the sum; ``"rounded"``, the sum in 16 bits;
+            ``"served"``, the sum compressed by servers that keep the error; ``"lossy"``, less than the sum.
+        unbiased: The expectation of the total is the sum.
+        gain: How many times the largest magnitude of the gradients the mean may have.
+    """
+
+    spec: str
+    payload: int | None = None
+    total: str = "exact"
+    unbiased: bool = False
+    gain: float = 1.0
+
+
 class Method(ABC):
     """A way to sum gradients over ranks. Subclasses are frozen dataclasses whose fields are the hyper-parameters.
 
     Attributes:
         name: The name in spec strings; empty for wrappers, which spec strings reach by their options.
+        family: One of `FAMILIES`, by which lists of methods are sorted, or another one.
         paper: Authors, title and year of the source.
         collective: The collectives of one step, for the catalogue.
         keeps: What the state holds between steps, for the catalogue.
@@ -38,9 +60,19 @@ class Method(ABC):
         retains: Whether `exchange` can keep what it does not send, and no more is sent than there was.
         linear: The exchange is one sum-allreduce of a linear, stateless image of the gradient. Horovod may then scale
             that sum itself, so the payload can travel as the gradient's own allreduce.
+        boundary: Whether it may compress what pipeline stages send each other, too.
+        rotates: Whether coordinates are mixed before they are rounded, so that an error of one reaches others.
+        scaleless: The mean is 1 or -1 everywhere, so only its direction can be judged.
+        learns: Whether it learns from the gradients of the steps before.
+        nonzero: Share of the coordinates that are not zero in the gradients that it is for.
+        examples: Specs that the tests run, one for each way to work.
+        lossless: Specs with which the total is the exact sum.
+        compared: Specs in the table of errors; without any, the name alone.
+        claim: What the abstract of the paper states, for the documents.
     """
 
     name: ClassVar[str] = ""
+    family: ClassVar[str] = "other"
     paper: ClassVar[str] = ""
     collective: ClassVar[str] = ""
     keeps: ClassVar[str] = "nothing"
@@ -49,6 +81,15 @@ class Method(ABC):
     unbiasedness: ClassVar[str] = "no"
     retains: ClassVar[bool] = False
     linear: ClassVar[bool] = False
+    boundary: ClassVar[bool] = False
+    rotates: ClassVar[bool] = False
+    scaleless: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
+    nonzero: ClassVar[float] = 1.0
+    examples: ClassVar[tuple[Example, ...]] = ()
+    lossless: ClassVar[tuple[str, ...]] = ()
+    compared: ClassVar[tuple[str, ...]] = ()
+    claim: ClassVar[str] = ""
 
     @property
     def supports_feedback(self) -> bool:
@@ -60,35 +101,20 @@ class Method(ABC):
         """Whether the optimizer must have no momentum, as the method has it or could not cope with it."""
         return False
 
-    @property
-    def core(self) -> Method:
-        """The method without the wrappers that choose tensors; itself for all others."""
-        return self
-
     def compresses(self, shape: Shape) -> bool:
         """Tell whether a gradient of this shape gets smaller at all."""
         del shape
         return True
 
-    def route(self, name: str, shape: Shape) -> Method:
-        """Give the method that carries the gradient of this name and shape."""
-        del name, shape
-        return self
+    @property
+    def bound(self) -> float | None:
+        """A textbook bound on the expected normalised error of one rank's gradient, whatever it is; None without."""
+        return None
 
     def init(self, ops: Ops, bucket: Bucket, size: int) -> State:
         """Make the state before the first step of ``size`` ranks; equal on all of them."""
         del ops, bucket, size
         return ()
-
-    def pieces(self, bucket: Bucket) -> Mapping[str, Sequence[int]]:
-        """Say how leaves of the state are made of pieces, one for each gradient, so that buckets can be cut anew.
-
-        Returns:
-            The lengths of the pieces by the names of the leaves (see `hvd_compress.state.flatten`). Vectors over the
-            bucket, whose pieces are as long as the gradients, need not be named.
-        """
-        del bucket
-        return {}
 
     @abstractmethod
     def exchange(
@@ -140,9 +166,6 @@ class Wrapper(Method):
     def compresses(self, shape: Shape) -> bool:
         return self.inner.compresses(shape)
 
-    def pieces(self, bucket: Bucket) -> Mapping[str, Sequence[int]]:
-        return {f"inner.{path}": lengths for path, lengths in self.inner.pieces(bucket).items()}
-
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
         exchange = yield from self.inner.dense(ops, bucket, x, state.inner, world)
         return Exchange(exchange.total, state._replace(inner=exchange.state))
@@ -152,6 +175,38 @@ def compensated(ops: Ops, method: Method, gradient: Array, state: State) -> Arra
     """Return the input of an exchange: a gradient, which may be overwritten, plus the residual."""
     residual = method.residual(state)
     return gradient if residual is None else ops.add(gradient, residual)
+
+
+FAMILIES = ("dense", "sparse", "quantised", "low-rank", "lossless")
+
+REGISTRY: dict[str, type[Method]] = {}
+"""All methods by name, family by family, uncompressed ones first. `register` is the only one to write to it."""
+
+_M = TypeVar("_M", bound=Method)
+
+
+def register(cls: type[_M]) -> type[_M]:
+    """Make a method known by its name: to spec strings, ``Compression``, the command line, documents and tests.
+
+    A decorator, to stand above ``@dataclass(frozen=True)``.
+
+    Raises:
+        SpecError: If the class cannot be a method, or its name is that of another one.
+    """
+    if not re.fullmatch("[a-z][a-z0-9_]*", cls.name) or not vars(cls).get("__dataclass_params__"):
+        raise SpecError(
+            f"{cls.__qualname__} cannot be registered as {cls.name!r}: a method is a dataclass (@register stands above"
+            " @dataclass(frozen=True)) with a name of small letters and digits"
+        )
+    other = REGISTRY.get(cls.name, cls)
+    if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise SpecError(f"the name {cls.name!r} is that of {other.__module__}.{other.__qualname__}: take another one")
+    REGISTRY[cls.name] = cls
+    rank = {family: number for number, family in enumerate(FAMILIES)}
+    for name, known in sorted(REGISTRY.items(), key=lambda item: (rank.get(item[1].family, 99), not item[1].linear)):
+        del REGISTRY[name]
+        REGISTRY[name] = known
+    return cls
 
 
 def check_range(name: str, value: float | str, allowed: str, ok: bool) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hvd_compress.methods.base import Example, register
 from hvd_compress.methods.quantised import Quantised
 from hvd_compress.ops.code import Code
 
 
+@register
 @dataclass(frozen=True, kw_only=True)
 class BFloat16(Quantised):
     """Round to bfloat16, which has the range of float32 and 8 bits of precision.
@@ -21,7 +23,12 @@ class BFloat16(Quantised):
     """
 
     name = "bf16"
+    family = "dense"
     paper = "Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019"
+    boundary = True
+    examples = (
+        Example("bf16", 2 * 500 * 2 + 500 * 2, total="rounded", gain=1.01),  # both halves out, the sum of one back
+    )
     collective = "alltoall + allgather"
     keeps = "step count"
 

@@ -8,10 +8,11 @@ import numpy as np
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Chosen, Exchange, Exchanging, World
-from hvd_compress.methods.base import Counted, Method, check_range, clear, count, rows_of
+from hvd_compress.methods.base import Counted, Example, Method, check_range, clear, count, register, rows_of
 from hvd_compress.ops import Ops
 
 
+@register
 @dataclass(frozen=True)
 class BlockK(Method):
     """A random block with a seed that all ranks share, exchanged by allreduce: the cheapest of all sparse methods.
@@ -26,7 +27,12 @@ class BlockK(Method):
     """
 
     name = "blockk"
+    family = "sparse"
     paper = "Vogels, Karimireddy, Jaggi, PowerSGD: Practical Low-Rank Gradient Compression, 2019 (Random Block)"
+    boundary = True
+    examples = (Example("blockk:ratio=0.1", 400),)
+    lossless = ("blockk:ratio=1",)
+    compared = ("blockk:ratio=0.0625", "blockk:ratio=0.0156")
     collective = "allreduce"
     keeps = "step count"
     feedback = True
@@ -38,6 +44,10 @@ class BlockK(Method):
     def __post_init__(self) -> None:
         check_range("ratio", self.ratio, "in (0, 1]", 0 < self.ratio <= 1)
         check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
+
+    @property
+    def bound(self) -> float | None:
+        return 1 - self.ratio
 
     def init(self, ops: Ops, bucket: Bucket, size: int) -> Counted:
         return Counted(step=0)

@@ -6,16 +6,21 @@ from dataclasses import dataclass
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, State, World
-from hvd_compress.methods.base import Method
+from hvd_compress.methods.base import Example, Method, register
 from hvd_compress.ops import Ops
 
 
+@register
 @dataclass(frozen=True)
 class Dense(Method):
     """No compression: ``total = sum_i g_i``."""
 
     name = "none"
+    family = "dense"
     paper = "uncompressed synchronous SGD"
+    boundary = True
+    examples = (Example("none", 4000),)
+    lossless = ("none",)
     unbiasedness = "exact"
     collective = "allreduce"
     linear = True
@@ -27,6 +32,7 @@ class Dense(Method):
         return Exchange(total, state)
 
 
+@register
 @dataclass(frozen=True)
 class Half(Method):
     """Half precision on the wire: ``total = sum_i fp16(g_i)``, summed in float16 as Horovod's own fp16 does.
@@ -36,8 +42,11 @@ class Half(Method):
     """
 
     name = "fp16"
+    family = "dense"
     paper = "Micikevicius et al., Mixed Precision Training, 2018"
     retains = True
+    boundary = True
+    examples = (Example("fp16", 2000, total="rounded"),)
     collective = "allreduce"
     linear = True
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Array
-from hvd_compress.methods.base import Counted, check_range, count
+from hvd_compress.methods.base import Counted, Example, check_range, count, register
 from hvd_compress.methods.sparse import Sparse
 from hvd_compress.ops import Ops
 
@@ -19,13 +19,14 @@ FEWEST, MOST = 0.8, 1.3
 """How far the sample's threshold may miss the wanted number of coordinates."""
 
 
+@register
 @dataclass(frozen=True, kw_only=True)
 class DGC(Sparse):
     """Top-k with a sampled threshold, on velocities (Algorithm 4 of the paper).
 
-    The memory is `hvd_compress.memory.MomentumCorrection`: options ``momentum`` (0.9), ``nesterov``, ``clip_norm`` (the
-    paper's local gradient clipping, off by default). The optimizer must have no momentum. The paper raises the ratio
-    over the first four epochs: option ``warmup``.
+    The memory is `MomentumCorrection`: options ``momentum`` (0.9), ``nesterov``, ``clip_norm`` (the paper's local
+    gradient clipping, off by default). The optimizer must have no momentum. The paper raises the ratio over the first
+    four epochs: option ``warmup``.
 
     With k the wanted number of coordinates, and a sample of every s-th of the d coordinates from a random start::
 
@@ -44,6 +45,10 @@ class DGC(Sparse):
 
     name = "dgc"
     paper = "Lin et al., Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training, 2018"
+    examples = (Example("dgc:ratio=0.1,sample=0.2"),)
+    lossless = ("dgc:ratio=1",)
+    compared = ("dgc:ratio=0.0625,values=fp16", "dgc:ratio=0.0156,values=fp16")
+    claim = "270 to 600 times less traffic: 97 MB become 0.35 MB for ResNet-50, 488 MB become 0.74 MB for DeepSpeech"
     keeps = "velocity; step count"
     memory: ClassVar[Mapping[str, Any]] = {"momentum": 0.9}
 

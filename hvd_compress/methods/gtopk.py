@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Array
 from hvd_compress.core.totals import Scattered, Total, dense
-from hvd_compress.methods.base import count
+from hvd_compress.methods.base import Example, count, register
 from hvd_compress.methods.topk import TopK
 from hvd_compress.ops import Ops
 
 
+@register
 @dataclass(frozen=True, kw_only=True)
 class GTopK(TopK):
     """Global top-k: of the coordinates that the ranks choose, only k change the model.
@@ -33,6 +34,15 @@ class GTopK(TopK):
 
     name = "gtopk"
     paper = "Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification, 2019"
+    boundary = False
+    examples = (Example("gtopk:ratio=0.1", 100 * (4 + 2)),)
+    lossless = ("gtopk:ratio=1",)
+    compared = ("gtopk:ratio=0.0625,values=fp16", "gtopk:ratio=0.0156,values=fp16")
+    claim = "scales 2.7 to 12 times better than dense and 1.1 to 1.7 times better than top-k, on 32 nodes at 1 Gbit/s"
+
+    @property
+    def bound(self) -> float | None:
+        return None
 
     def combine(self, ops: Ops, bucket: Bucket, pieces: list[tuple[Array, Array]]) -> Total:
         winners = self._merge(ops, bucket, pieces)

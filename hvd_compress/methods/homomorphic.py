@@ -10,7 +10,7 @@ import numpy as np
 
 from hvd_compress.core.bucket import Bucket, Shape
 from hvd_compress.core.collectives import AllReduce, Array, Branch, Exchange, Exchanging, SaturatingSum, World
-from hvd_compress.methods.base import Counted, Method, check_range, count
+from hvd_compress.methods.base import Counted, Example, Method, check_range, count, register
 from hvd_compress.ops import Ops
 from hvd_compress.ops.sketch import CROWD, HASHES, Sketch
 
@@ -21,6 +21,7 @@ SLACK = 8
 """Cells that each table has besides what the load asks for: few keys get into each other's way more easily."""
 
 
+@register
 @dataclass(frozen=True)
 class Homomorphic(Method):
     """A bitmap of what is not zero, merged by OR, and a sketch of the values, merged by addition.
@@ -53,7 +54,12 @@ class Homomorphic(Method):
     """
 
     name = "homomorphic"
+    family = "lossless"
     paper = "Li et al., Accelerating Distributed Deep Learning using Lossless Homomorphic Compression, 2024"
+    nonzero = 0.02
+    examples = (Example("homomorphic:density=0.3"),)
+    lossless = ("homomorphic:density=1",)
+    claim = "up to 6.33 times the throughput of aggregation and 3.74 times faster steps"
     collective = "saturating sum, allreduce (max), allreduce"
     keeps = "step count"
     unbiasedness = "exact"

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, World
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.methods.base import Counted, Method, check_range, rows_of
+from hvd_compress.methods.base import Counted, Example, Method, check_range, register, rows_of
 from hvd_compress.ops import Ops
 
 
+@register
 @dataclass(frozen=True)
 class Int8(Method):
     """Linear quantisation with a global scale: integer sums are exact, so any allreduce will do.
@@ -30,7 +31,13 @@ class Int8(Method):
     """
 
     name = "int8"
+    family = "quantised"
     paper = "Xin et al., Global-QSGD: Allreduce-Compatible Quantization for Distributed Learning, 2023"
+    examples = (
+        Example("int8:block=64", 16 * (4 + 64), unbiased=True),
+        Example("int8:block=64,bits=16", 16 * (4 + 128), unbiased=True),
+    )
+    compared = ("int8:bits=16", "int8")
     collective = "2 allreduces (max, sum)"
     keeps = "step count"
     unbiasedness = "yes"

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Array, Exchange, Exchanging, World
-from hvd_compress.methods.base import Method, check_range
+from hvd_compress.core.state_tree import PrivateCode, ServedCode
+from hvd_compress.methods.base import Example, Method, check_range, register
 from hvd_compress.methods.quantised import part_size, two_step
 from hvd_compress.ops import Ops
 from hvd_compress.ops.code import Code
-from hvd_compress.roles import Private
 
 
 class Errors(NamedTuple):
@@ -21,7 +21,7 @@ class Errors(NamedTuple):
         data: uint8; a code with 8 bits for each coordinate, with a scale for each block.
     """
 
-    data: Private
+    data: Array
 
 
 class LoCoState(NamedTuple):
@@ -34,10 +34,11 @@ class LoCoState(NamedTuple):
     """
 
     step: int | Array
-    sent: Errors
-    served: Errors
+    sent: PrivateCode
+    served: ServedCode
 
 
+@register
 @dataclass(frozen=True)
 class LoCo(Method):
     """Low-bit communication with a running mean of the error (Algorithm 1 of the paper, for allreduce).
@@ -58,7 +59,11 @@ class LoCo(Method):
     """
 
     name = "loco"
+    family = "quantised"
     paper = "Xie et al., LoCo: Low-Bit Communication Adaptor for Large-scale Model Training, 2024"
+    examples = (Example("loco:block=64", 3 * (8 * 4 + 500 // 2), total="served"),)
+    compared = ("loco:bits=8", "loco:bits=4")
+    claim = "14 to 40 % faster training with Adam (LLaMA, mixtures of experts), without loss"
     collective = "alltoall + allgather"
     keeps = "errors in 8 bits"
 

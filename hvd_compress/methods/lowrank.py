@@ -34,6 +34,7 @@ class LowRank(Method):
         seed: Of the first factors, the same on all ranks.
     """
 
+    family = "low-rank"
     feedback = True
     retains = True
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hvd_compress.methods.base import check_range
+from hvd_compress.methods.base import Example, check_range, register
 from hvd_compress.methods.quantised import Quantised
 from hvd_compress.ops.code import Code
 
 
+@register
 @dataclass(frozen=True, kw_only=True)
 class Natural(Quantised):
     """Keep the sign and the exponent (section 2 of the paper), in 8 bits.
@@ -27,6 +28,8 @@ class Natural(Quantised):
 
     name = "natural"
     paper = "Horvath et al., Natural Compression for Distributed Deep Learning, 2019"
+    examples = (Example("natural", 1 + 1000, unbiased=True, gain=2),)
+    claim = "a second moment of at most 9/8, so a variance of at most 1/8; 3 to 4 times faster in theory"
     keeps = "step count"
     unbiasedness = "yes"
 
@@ -34,6 +37,10 @@ class Natural(Quantised):
 
     def __post_init__(self) -> None:
         check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
+
+    @property
+    def bound(self) -> float | None:
+        return None if self.twoway else 1 / 8
 
     @property
     def code(self) -> Code:

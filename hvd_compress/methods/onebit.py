@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hvd_compress.methods.base import check_range
+from hvd_compress.methods.base import Example, check_range, register
 from hvd_compress.methods.quantised import Quantised
 from hvd_compress.ops.code import Code
 
@@ -22,6 +22,7 @@ class _OneBit(Quantised):
         check_range("block", self.block, "at least 1", self.block >= 1)
 
 
+@register
 @dataclass(frozen=True, kw_only=True)
 class OneBit(_OneBit):
     """1-bit SGD: each coordinate becomes the mean of those of its sign.
@@ -40,12 +41,18 @@ class OneBit(_OneBit):
 
     name = "onebit"
     paper = "Seide et al., 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Training, 2014"
+    examples = (
+        Example("onebit:block=64", 16 * 2 * 4 + 125),
+        Example("onebit:block=64,twoway=on", 3 * (8 * 2 * 4 + 63), total="served"),
+    )
+    claim = "10x faster training of a speech network of 160M parameters on 20 servers with two GPUs each, small loss"
 
     @property
     def code(self) -> Code:
         return Code("means", 1, self.block)
 
 
+@register
 @dataclass(frozen=True, kw_only=True)
 class EFSignSGD(_OneBit):
     """EF-SignSGD: the sign, times the mean magnitude of the block (Algorithm 1 of the paper).
@@ -64,6 +71,12 @@ class EFSignSGD(_OneBit):
 
     name = "efsignsgd"
     paper = "Karimireddy et al., Error Feedback Fixes SignSGD and Other Gradient Compression Schemes, 2019"
+    examples = (
+        Example("efsignsgd:block=64", 16 * 4 + 125),
+        Example("efsignsgd:block=64,twoway=on", 3 * (8 * 4 + 63), total="served"),
+    )
+    compared = ("efsignsgd", "efsignsgd:twoway=on")
+    claim = "the convergence rate of SGD"
 
     @property
     def code(self) -> Code:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, World
+from hvd_compress.core.state_tree import Factors
 from hvd_compress.core.totals import Products
-from hvd_compress.methods.base import check_range
+from hvd_compress.methods.base import Example, check_range, register
 from hvd_compress.methods.lowrank import LowRank, flat
 from hvd_compress.ops import Ops
 
@@ -21,9 +21,10 @@ class PowerSGDState(NamedTuple):
         q: The right factors of all matrices of the bucket, flat, row by row: the warm start of the next step.
     """
 
-    q: Array
+    q: Factors
 
 
+@register
 @dataclass(frozen=True)
 class PowerSGD(LowRank):
     """Rank-r approximation with warm start (Algorithm 1 of the paper), two rounds for all matrices together.
@@ -51,6 +52,14 @@ class PowerSGD(LowRank):
 
     name = "powersgd"
     paper = "Vogels, Karimireddy, Jaggi, PowerSGD: Practical Low-Rank Gradient Compression, 2019"
+    boundary = True
+    learns = True
+    examples = (
+        Example("powersgd:rank=2", 2 * (40 + 25) * 4),
+        Example("powersgd:target_ratio=3,iterations=2", 2 * 5 * (40 + 25) * 4),
+    )
+    lossless = ("powersgd:rank=99",)
+    compared = ("powersgd:rank=32", "powersgd:rank=8", "powersgd:rank=2")
     collective = "2 allreduces"
     keeps = "Q, r x columns"
 
@@ -62,9 +71,6 @@ class PowerSGD(LowRank):
 
     def init(self, ops: Ops, bucket: Bucket, size: int) -> PowerSGDState:
         return PowerSGDState(self.draw(ops, bucket, "right"))
-
-    def pieces(self, bucket: Bucket) -> Mapping[str, Sequence[int]]:
-        return {"q": self.lengths(bucket, "right")}
 
     def exchange(
         self, ops: Ops, bucket: Bucket, x: Array, state: PowerSGDState, world: World, keep: bool = False

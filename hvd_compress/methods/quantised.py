@@ -9,11 +9,11 @@ from typing import Any, ClassVar, NamedTuple
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllGather, AllToAll, Array, Collective, Exchange, Exchanging, World
+from hvd_compress.core.state_tree import Served
 from hvd_compress.core.totals import Coded, coded
 from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops
 from hvd_compress.ops.code import Code
-from hvd_compress.roles import Served
 
 
 class QuantisedState(NamedTuple):
@@ -47,6 +47,8 @@ class Quantised(Method):
         twoway: Compress what comes back, too.
     """
 
+    family = "quantised"
+    boundary = True
     collective = "allgather, or alltoall + allgather"
     keeps = "step count; two-way: the servers' residuals"
     retains = True

@@ -9,10 +9,11 @@ import numpy as np
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Chosen, Exchange, Exchanging, World
 from hvd_compress.core.totals import Scattered
-from hvd_compress.methods.base import Counted, Method, check_range, count
+from hvd_compress.methods.base import Counted, Example, Method, check_range, count, register
 from hvd_compress.ops import Ops
 
 
+@register
 @dataclass(frozen=True)
 class RandomK(Method):
     """Random-k with a seed that all ranks share, exchanged by allreduce.
@@ -32,7 +33,15 @@ class RandomK(Method):
     """
 
     name = "randomk"
+    family = "sparse"
     paper = "Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, 2018"
+    boundary = True
+    examples = (
+        Example("randomk:ratio=0.1", 400),
+        Example("randomk:ratio=0.1,unbiased=on", 400, unbiased=True, gain=20),
+    )
+    lossless = ("randomk:ratio=1", "randomk:ratio=1,unbiased=on")
+    compared = ("randomk:ratio=0.25", "randomk:ratio=0.0625", "randomk:ratio=0.0156")
     collective = "allreduce"
     keeps = "step count"
     unbiasedness = "with unbiased=on"
@@ -50,6 +59,10 @@ class RandomK(Method):
     @property
     def supports_feedback(self) -> bool:
         return not self.unbiased  # scaled values overshoot, so a residual would grow from step to step
+
+    @property
+    def bound(self) -> float | None:
+        return 1 / self.ratio - 1 if self.unbiased else 1 - self.ratio
 
     def init(self, ops: Ops, bucket: Bucket, size: int) -> Counted:
         return Counted(step=0)

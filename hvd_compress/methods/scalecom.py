@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Chosen, Exchange, Exchanging, World
 from hvd_compress.core.totals import Scattered
-from hvd_compress.methods.base import Counted, Method, check_range, count
+from hvd_compress.methods.base import Counted, Example, Method, check_range, count, register
 from hvd_compress.methods.sparse import within
 from hvd_compress.ops import Ops
 
 
+@register
 @dataclass(frozen=True)
 class ScaleCom(Method):
     """Cyclic local top-k (CLT-k): indices are agreed before values are sent, so values can be summed.
@@ -35,7 +36,12 @@ class ScaleCom(Method):
     """
 
     name = "scalecom"
+    family = "sparse"
     paper = "Chen et al., ScaleCom: Scalable Sparsified Gradient Compression, 2020"
+    examples = (Example("scalecom:ratio=0.1", 100 * (4 + 4)),)
+    lossless = ("scalecom:ratio=1",)
+    compared = ("scalecom:ratio=0.0313", "scalecom:ratio=0.0078")
+    claim = "65 to 400 times less traffic with 64 learners"
     collective = "2 allreduces (indices, values)"
     keeps = "step count"
     feedback = True

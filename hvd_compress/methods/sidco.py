@@ -11,10 +11,10 @@ import numpy as np
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Array
-from hvd_compress.methods.base import check_range, count
+from hvd_compress.core.state_tree import Private
+from hvd_compress.methods.base import Example, check_range, count, register
 from hvd_compress.methods.sparse import Sparse
 from hvd_compress.ops import Ops
-from hvd_compress.roles import Private
 
 FIRST = 0.25
 """Share of the coordinates that the first of several stages leaves."""
@@ -54,6 +54,7 @@ class _Tail(NamedTuple):
     square: Array
 
 
+@register
 @dataclass(frozen=True, kw_only=True)
 class SIDCo(Sparse):
     """Send ``S_i = {j : |p_i[j]| >= t_i}`` with t_i from a fitted distribution. See `Sparse` for the exchange.
@@ -92,6 +93,10 @@ class SIDCo(Sparse):
         "Abdelmoniem et al., An Efficient Statistical-based Gradient Compression Technique for Distributed Training"
         " Systems, 2021"
     )
+    boundary = True
+    learns = True
+    examples = (Example("sidco:ratio=0.1"),)
+    compared = ("sidco:ratio=0.0625,values=fp16", "sidco:ratio=0.0156,values=fp16")
     keeps = "step count, stages"
 
     ratio: float = 0.01

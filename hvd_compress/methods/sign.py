@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllGather, Array, Exchange, Exchanging, World
+from hvd_compress.core.state_tree import PrivateVector
 from hvd_compress.core.totals import dense
-from hvd_compress.methods.base import Method, check_range
+from hvd_compress.methods.base import Example, Method, check_range, register
 from hvd_compress.methods.quantised import two_step
 from hvd_compress.ops import Ops
 from hvd_compress.ops.code import Code
-from hvd_compress.roles import Private
 
 VOTES = Code("one", 1)
 
@@ -26,9 +26,10 @@ class SignState(NamedTuple):
     """
 
     step: int | Array
-    momentum: Private
+    momentum: PrivateVector
 
 
+@register
 @dataclass(frozen=True, kw_only=True)
 class SignSGD(Method):
     """Majority vote on signs.
@@ -50,7 +51,13 @@ class SignSGD(Method):
     """
 
     name = "signsgd"
+    family = "quantised"
     paper = "Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, 2018"
+    scaleless = True
+    examples: ClassVar[tuple[Example, ...]] = (
+        Example("signsgd", 3 * 63, total="lossy"),
+        Example("signsgd:twoway=off", 125, total="lossy"),
+    )
     collective = "alltoall + allgather, or allgather"
     keeps = "step count"
 
@@ -80,6 +87,7 @@ class SignSGD(Method):
         return Exchange(total, SignState(state.step + 1, state.momentum))
 
 
+@register
 @dataclass(frozen=True, kw_only=True)
 class Signum(SignSGD):
     """SignSGD with momentum: ranks vote with the sign of a running mean.
@@ -98,6 +106,8 @@ class Signum(SignSGD):
 
     name = "signum"
     paper = "Bernstein et al., signSGD with Majority Vote is Communication Efficient and Fault Tolerant, 2019"
+    examples = (Example("signum", 3 * 63, total="lossy"),)
+    claim = "32 times less traffic; ResNet-50 on ImageNet 25 % faster on 15 machines"
     keeps = "momentum"
 
     beta: float = 0.9

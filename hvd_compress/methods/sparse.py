@@ -38,6 +38,7 @@ class Sparse(Method):
             rounding and limit take away stays in the residual.
     """
 
+    family = "sparse"
     collective = "allgather"
     feedback = True
     retains = True

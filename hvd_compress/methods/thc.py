@@ -11,7 +11,7 @@ import numpy as np
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, SaturatingSum, World
 from hvd_compress.errors import SpecError
-from hvd_compress.methods.base import Counted, Method, check_range, rows_of
+from hvd_compress.methods.base import Counted, Example, Method, check_range, register, rows_of
 from hvd_compress.ops import Ops
 from hvd_compress.ops.lanes import pack_lanes, width_of
 
@@ -26,6 +26,7 @@ _WASTE = 8
 """A full rotation fills up at most 1/8 of the coordinates with zeros."""
 
 
+@register
 @dataclass(frozen=True)
 class THC(Method):
     """Tensor homomorphic compression: shared range, randomised Hadamard rotation, integer sum.
@@ -62,7 +63,27 @@ class THC(Method):
     """
 
     name = "thc"
+    family = "quantised"
     paper = "Li et al., THC: Accelerating Distributed Deep Learning Using Tensor Homomorphic Compression, 2024"
+    rotates = True
+    examples = (
+        Example("thc:block=64", 16 * 4 + -(-1024 // 6) * 4, gain=6),  # sums of two 4-bit codes in lanes of 5 bits
+        Example("thc:block=64,clip=0", 16 * 4 + -(-1024 // 6) * 4, unbiased=True, gain=6),
+        Example("thc:rotation=full,clip=0", 4 + -(-1024 // 6) * 4, unbiased=True, gain=6),
+        Example("thc:block=64,rotation=none", 16 * 4 + -(-1024 // 6) * 4, unbiased=True, gain=6),
+        Example(
+            "thc:block=64,levels=table,clip=0", 16 * 4 + -(-1024 // 5) * 4, unbiased=True, gain=6
+        ),  # lanes of 6 bits
+        Example("thc:block=64,overflow=saturate", 16 * 4 + 3 * 256, total="lossy", gain=6),
+    )
+    compared = (
+        "thc:bits=8",
+        "thc:bits=4",
+        "thc:bits=4,levels=table",
+        "thc:bits=4,overflow=saturate",
+        "thc:bits=2,overflow=saturate",
+    )
+    claim = "1.40 to 1.47 times faster to the target accuracy with aggregation in switches, else 1.28 to 1.33 times"
     collective = "2 allreduces (max, sum), or allreduce + saturating sum"
     keeps = "step count"
     unbiasedness = "with clip=0"

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Array, State
-from hvd_compress.methods.base import check_range
+from hvd_compress.methods.base import Example, check_range, register
 from hvd_compress.methods.sparse import Sparse
 from hvd_compress.ops import Ops
 
 
+@register
 @dataclass(frozen=True, kw_only=True)
 class Threshold(Sparse):
     """Send ``S_i = {j : |p_i[j]| >= threshold}``, as many as there are. See `Sparse` for the exchange.
@@ -25,6 +26,10 @@ class Threshold(Sparse):
 
     name = "threshold"
     paper = "Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, 2015"
+    boundary = True
+    examples = (Example("threshold:threshold=1"),)
+    lossless = ("threshold:threshold=1e-20",)
+    compared = ("threshold:threshold=0.005", "threshold:threshold=0.01")
 
     threshold: float = 0.01
 

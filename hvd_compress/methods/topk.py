@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Array, State
-from hvd_compress.methods.base import check_range, count
+from hvd_compress.methods.base import Example, check_range, count, register
 from hvd_compress.methods.sparse import Sparse
 from hvd_compress.ops import Ops
 
 
+@register
 @dataclass(frozen=True, kw_only=True)
 class TopK(Sparse):
     """Exact top-k by magnitude; of equal magnitudes the lower index wins. See `Sparse` for the exchange.
@@ -22,6 +24,17 @@ class TopK(Sparse):
 
     name = "topk"
     paper = "Aji, Heafield, Sparse Communication for Distributed Gradient Descent, 2017"
+    boundary = True
+    examples: ClassVar[tuple[Example, ...]] = (
+        Example("topk:ratio=0.1", 100 * (4 + 2)),
+        Example("topk:ratio=0.1,values=fp16", 100 * (2 + 2)),
+    )
+    lossless = ("topk:ratio=1",)
+    compared: ClassVar[tuple[str, ...]] = (
+        "topk:ratio=0.25,values=fp16",
+        "topk:ratio=0.0625,values=fp16",
+        "topk:ratio=0.0156,values=fp16",
+    )
     ragged = False
 
     ratio: float = 0.01
@@ -29,6 +42,10 @@ class TopK(Sparse):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("ratio", self.ratio, "in (0, 1]", 0 < self.ratio <= 1)
+
+    @property
+    def bound(self) -> float | None:
+        return 1 - self.ratio
 
     def select(self, ops: Ops, bucket: Bucket, x: Array, state: State) -> tuple[Array, State]:
         return ops.top_indices(x, count(self.ratio, bucket.numel)), state

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Chosen, Exchange, Exchanging, State, World
-from hvd_compress.methods.base import Method, check_range, count, rows_of
+from hvd_compress.methods.base import Example, Method, check_range, count, register, rows_of
 from hvd_compress.ops import Ops
 
 
+@register
 @dataclass(frozen=True)
 class TopKC(Method):
     """Chunked top-k: an allreduce of chunk norms elects the chunks that a second one sums.
@@ -32,10 +33,15 @@ class TopKC(Method):
     """
 
     name = "topkc"
+    family = "sparse"
     paper = (
         "Han et al., Beyond Throughput and Compression Ratios: Towards High End-to-end Utility of Gradient Compression,"
         " 2024; Sun et al., Optimizing Network Performance for Distributed DNN Training on GPU Clusters, 2019"
     )
+    boundary = True
+    examples = (Example("topkc:ratio=0.1,chunk=8", 4 + 125 * 2 + 12 * 8 * 2, total="rounded"),)
+    lossless = ("topkc:ratio=1,values=fp32",)
+    compared = ("topkc:ratio=0.5", "topkc:ratio=0.125", "topkc:ratio=0.0156")
     collective = "3 allreduces (max, norms, values)"
     feedback = True
     retains = True

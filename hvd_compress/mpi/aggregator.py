@@ -12,14 +12,14 @@ from mpi4py import MPI
 
 from hvd_compress import agreement, checkpoint
 from hvd_compress.errors import GradientError, StateError
-from hvd_compress.measure import vnmse
 from hvd_compress.merging import DEFAULT_MERGE, Gradient, Merge, check_merge, gradient
-from hvd_compress.methods.base import Method
 from hvd_compress.mpi.session import Session
 from hvd_compress.mpi.transport import Arr, MPITransport
 from hvd_compress.saved import Loaded, Saved, from_dict, to_dict
-from hvd_compress.spec import as_method, to_spec
+from hvd_compress.spec import as_router, to_spec
 from hvd_compress.stats import Meter, Stats
+from hvd_compress.wrappers.measure import vnmse
+from hvd_compress.wrappers.router import Routable
 
 _SOUND, _SPOILT, _NEW, _REFUSED = range(4)
 """What a rank says of its gradients before they are exchanged; the worst word counts for all."""
@@ -49,9 +49,9 @@ class Aggregator:
         SpecError: If the spec or ``merge`` cannot be.
     """
 
-    def __init__(self, method: Method | str, comm: MPI.Comm = MPI.COMM_WORLD, merge: Merge = DEFAULT_MERGE) -> None:
+    def __init__(self, method: Routable | str, comm: MPI.Comm = MPI.COMM_WORLD, merge: Merge = DEFAULT_MERGE) -> None:
         check_merge(merge)
-        self.method = as_method(method)
+        self.method = as_router(method)
         self.merge = merge
         self._given = comm
         self._meter = Meter()
@@ -107,7 +107,7 @@ class Aggregator:
             return self._step({"": grads}, self.method.core)[""]
         return self._step(grads, self.method)
 
-    def _step(self, grads: Mapping[str, Arr], method: Method) -> dict[str, Arr]:
+    def _step(self, grads: Mapping[str, Arr], method: Routable) -> dict[str, Arr]:
         problem: Exception | None = None
         arrays: dict[str, Arr] = {}
         try:
@@ -135,14 +135,14 @@ class Aggregator:
         self._meter.gradient_bytes += sum(array.nbytes for array in arrays.values())
         return dict(zip(arrays, means, strict=True))
 
-    def _agree(self, session: Session, method: Method) -> None:
+    def _agree(self, session: Session, method: Routable) -> None:
         """Make sure that all ranks have the same method and gradients, and go on from the same saved state."""
         facts = agreement.describe(method, self.merge, session.gradients, self._restored)
         session.job = agreement.check(self._transport.gather_bytes(facts))
         self._session, self._loaded = session, Loaded()
         self._agreed, self._restored = True, ""
 
-    def _fitting(self, gradients: list[Gradient], method: Method) -> Session:
+    def _fitting(self, gradients: list[Gradient], method: Routable) -> Session:
         """The session of these gradients, in the first step a new one."""
         if self._session is None:
             session, self._restored = Session(gradients, method, self.merge, self._transport, self._meter), ""

@@ -8,16 +8,17 @@ import numpy as np
 
 from hvd_compress import agreement
 from hvd_compress.core.collectives import Exchange, State
+from hvd_compress.core.state_tree import filled, flatten, kinds, residual_of
 from hvd_compress.core.totals import dense
 from hvd_compress.core.transport import InFlight
 from hvd_compress.merging import Gradient, Merge, Planned, plan
-from hvd_compress.methods.base import Method, compensated
+from hvd_compress.methods.base import compensated
 from hvd_compress.mpi.transport import Arr, MPITransport
 from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
 from hvd_compress.redistribution import Kept
 from hvd_compress.saved import SavedSession, fingerprint
-from hvd_compress.state import filled, flatten, residual_of, roles
 from hvd_compress.stats import Meter
+from hvd_compress.wrappers.router import Routable
 
 
 class Session:
@@ -38,7 +39,7 @@ class Session:
     """
 
     def __init__(
-        self, gradients: Sequence[Gradient], method: Method, merge: Merge, transport: MPITransport, meter: Meter
+        self, gradients: Sequence[Gradient], method: Routable, merge: Merge, transport: MPITransport, meter: Meter
     ) -> None:
         self.gradients = list(gradients)
         self.label = agreement.label(self.gradients)
@@ -103,7 +104,7 @@ class Session:
             key: {path: leaf if isinstance(leaf, int) else np.array(leaf) for path, leaf in one.leaves.items()}
             for key, one in kept.items()
         }
-        shared = fingerprint(buckets, dict(zip(kept, map(roles, self.states), strict=True)))
+        shared = fingerprint(buckets, dict(zip(kept, map(kinds, self.states), strict=True)))
         world = self._transport.world
         return SavedSession(world.rank, world.size, self.steps, buckets, job=self.job, shared=shared)
 

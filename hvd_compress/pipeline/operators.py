@@ -14,7 +14,7 @@ from hvd_compress.core.collectives import AllGather, AllReduce, Array, Exchange,
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method, check_range, count
-from hvd_compress.methods.sparse import HALF_MAX, Sparse
+from hvd_compress.methods.sparse import HALF_MAX
 from hvd_compress.methods.topk import TopK
 from hvd_compress.ops import Ops
 from hvd_compress.ops.packing import packed_size
@@ -123,13 +123,8 @@ class SharedMask(Method):
         return Exchange(ops.put(ops.zeros((bucket.numel,), bucket.dtype), state.indices, summed), state)
 
 
-_SHARED_WITH_GRADIENTS = (
-    *("none", "fp16", "bf16", "randomk", "blockk", "topkc", "threshold", "sidco"),
-    *("qsgd", "terngrad", "natural", "onebit", "efsignsgd", "powersgd"),
-)
-
 OPERATORS: Mapping[str, type[Method]] = {
-    **{name: REGISTRY[name] for name in _SHARED_WITH_GRADIENTS},
+    **{name: cls for name, cls in REGISTRY.items() if cls.boundary},
     TopK.name: SampleTopK,
     MinMax.name: MinMax,
 }
@@ -186,4 +181,4 @@ def _unknown(name: str, known: Mapping[str, Any]) -> str:
 
 def is_sparse(method: Method) -> bool:
     """Whether it leaves most coordinates zero, so that gradients can share its mask."""
-    return isinstance(method, Sparse) or method.name in ("randomk", "blockk", "topkc")
+    return method.family == "sparse"

@@ -12,6 +12,7 @@ import numpy as np
 
 from hvd_compress.core.bucket import Bucket, Shape
 from hvd_compress.core.collectives import Array, State
+from hvd_compress.core.state_tree import flatten
 from hvd_compress.errors import BoundaryError
 from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops
@@ -19,7 +20,6 @@ from hvd_compress.pipeline.exchanging import receive, send
 from hvd_compress.pipeline.operators import Mask, SharedMask
 from hvd_compress.pipeline.samples import AQSGD, SampleStore
 from hvd_compress.pipeline.settings import FEEDBACK, Memory, Settings
-from hvd_compress.state import flatten
 
 Ids: TypeAlias = Any
 

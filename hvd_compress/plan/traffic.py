@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hvd_compress.bench.inputs import RMS, SEED
-from hvd_compress.bench.traffic import SPARSE, messages, share
+from hvd_compress.bench.traffic import messages, share
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllGather, AllToAll, Collective, Drive, World, take_branches
 from hvd_compress.core.lowering import LACKS, lower
+from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.spec import parse
@@ -57,7 +58,7 @@ def sent(spec: str, ranks: int, side: int) -> tuple[Message, ...]:
     """
     method, bucket = parse(spec).core, Bucket("b0", ((side, side),), "float32")
     rng = np.random.default_rng(SEED)
-    kept = rng.random(bucket.numel) < SPARSE.get(spec.partition(":")[0], 1)
+    kept = rng.random(bucket.numel) < REGISTRY[spec.partition(":")[0]].nonzero
     x = (RMS * rng.standard_normal(bucket.numel) * kept).astype(np.float32)
     first = messages(method, bucket, x, 2)
     asked = first if ranks == 2 else _first_messages(method, bucket, x, ranks, len(first))

@@ -19,9 +19,7 @@ from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Drive, World
 from hvd_compress.errors import ExchangeError, SpecError
 from hvd_compress.face import Catalogue, Made
-from hvd_compress.measure import vnmse
 from hvd_compress.merging import Gradient, Merge
-from hvd_compress.methods.base import Method
 from hvd_compress.ops.tensorflow import TensorFlowOps
 from hvd_compress.saved import Loaded
 from hvd_compress.spec import to_spec
@@ -34,6 +32,8 @@ from hvd_compress.tensorflow.lineage import Lineage
 from hvd_compress.tensorflow.session import Ready, Session, describe, name_of
 from hvd_compress.tensorflow.tally import Tally, Untracked
 from hvd_compress.tensorflow.transport import GraphTransport
+from hvd_compress.wrappers.measure import vnmse
+from hvd_compress.wrappers.router import Router
 
 Tensor: TypeAlias = Any
 
@@ -75,7 +75,7 @@ class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  
         tally: Counts steps and bytes.
     """
 
-    def __init__(self, method: Method, merge: Merge) -> None:
+    def __init__(self, method: Router, merge: Merge) -> None:
         tf.Module.__init__(self, name="hvd_compress")
         self.method = method
         self.merge = merge
@@ -163,7 +163,7 @@ class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  
             self._agree(call)
         tensor = tf.convert_to_tensor(tensor)
         bucket = Bucket("", (), tensor.dtype.name)
-        exchanging = self.method.exchange(TensorFlowOps(), bucket, tensor, (), World(0, 1))
+        exchanging = self.method.core.exchange(TensorFlowOps(), bucket, tensor, (), World(0, 1))
         drive = Drive(exchanging)
         message = drive.message
         assert isinstance(message, AllReduce)

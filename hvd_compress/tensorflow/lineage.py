@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from hvd_compress.core.state_tree import Kind, Per, Role
 from hvd_compress.redistribution import Kept, inherit
-from hvd_compress.roles import Role
 from hvd_compress.tensorflow.session import Session
 
 
@@ -54,19 +54,19 @@ def _hand_over(heir: Session, numbers: list[int], related: list[tuple[Session, l
     every = [former for buckets in formers for former in buckets]
     heir.write({kept.bucket.key: inherit(kept, every) for kept in heirs})
     for (session, _), buckets in zip(related, formers, strict=True):
-        fresh, roles = session.fresh(), session.roles()
-        session.write({b.bucket.key: _rest(b, heirs, fresh[b.bucket.key], roles[b.bucket.key]) for b in buckets})
+        fresh, kinds = session.fresh(), session.kinds()
+        session.write({b.bucket.key: _rest(b, heirs, fresh[b.bucket.key], kinds[b.bucket.key]) for b in buckets})
 
 
-def _rest(former: Kept, heirs: Sequence[Kept], fresh: Any, roles: dict[str, Role]) -> dict[str, Any]:
+def _rest(former: Kept, heirs: Sequence[Kept], fresh: Any, kinds: dict[str, Kind]) -> dict[str, Any]:
     """What a bucket keeps when others have inherited from it: what is equal on all ranks, and what is not theirs."""
     whole = any(tuple(h.names) == tuple(former.names) for h in heirs)
     taken = np.repeat([any(name in h.names for h in heirs) for name in former.names], former.bucket.sizes)
 
     def rest(path: str, leaf: Any) -> Any:
-        if roles[path] is Role.SHARED:
+        if kinds[path].role in (Role.SHARED, Role.MEASURED):
             return leaf
-        if np.shape(leaf) == taken.shape:
+        if kinds[path].per is Per.COORDINATE:
             return np.where(taken, fresh[path], leaf)
         return fresh[path] if whole else leaf
 

@@ -13,21 +13,21 @@ import tensorflow as tf
 from hvd_compress import agreement
 from hvd_compress.core.collectives import State, World
 from hvd_compress.core.lowering import lower
+from hvd_compress.core.state_tree import Kind, flatten, kinds, unflatten
 from hvd_compress.elastic import Membership
 from hvd_compress.errors import GradientError, StateError
 from hvd_compress.merging import PRECISION, Gradient, Merge, Planned, gradient, plan
-from hvd_compress.methods.base import Method, compensated
+from hvd_compress.methods.base import compensated
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.tensorflow import tensorflow_ops
 from hvd_compress.redistribution import Kept
-from hvd_compress.roles import Role
 from hvd_compress.saved import SavedSession, fingerprint
 from hvd_compress.spec import to_spec
-from hvd_compress.state import flatten, roles, unflatten
 from hvd_compress.tensorflow import pulse
 from hvd_compress.tensorflow.asking import Question
 from hvd_compress.tensorflow.tally import Tally, Untracked
 from hvd_compress.tensorflow.transport import GraphTransport, drive, outside_of_graphs
+from hvd_compress.wrappers.router import Router
 
 Tensor: TypeAlias = Any
 Leaves: TypeAlias = "dict[str, np.ndarray[Any, Any] | int]"
@@ -78,7 +78,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
 
     def __init__(
         self,
-        method: Method,
+        method: Router,
         merge: Merge,
         gradients: list[Gradient],
         first: str,
@@ -153,9 +153,9 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         """A new state, in the form of `read`."""
         return {planned.bucket.key: flatten(self._initial(planned)) for planned in self._plan.value}
 
-    def roles(self) -> dict[str, dict[str, Role]]:
-        """What the leaves of the state mean to the ranks, in the form of `read`."""
-        return {planned.bucket.key: roles(self._initial(planned)) for planned in self._plan.value}
+    def kinds(self) -> dict[str, dict[str, Kind]]:
+        """What the leaves of the state are, in the form of `read`."""
+        return {planned.bucket.key: kinds(self._initial(planned)) for planned in self._plan.value}
 
     def kept(self, names: Sequence[Any]) -> list[Kept]:
         """What is kept, for `hvd_compress.redistribution`.
@@ -191,7 +191,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         """The state, in the form that is written to files."""
         buckets = self.read()
         steps, job = outside_of_graphs(lambda: (int(self.steps.numpy()), int(self.job.numpy())))
-        shared = fingerprint(buckets, self.roles())
+        shared = fingerprint(buckets, self.kinds())
         return SavedSession(self.world.rank, self.world.size, steps, buckets, job=job, shared=shared)
 
     def restore(self, saved: SavedSession) -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from hvd_compress.core.collectives import State
+from hvd_compress.core.state_tree import Per, flatten, kinds, unflatten
 from hvd_compress.merging import Planned
 from hvd_compress.ops.torch_devices import torch_ops
-from hvd_compress.state import flatten, unflatten
 
 
 class BucketState:
@@ -75,11 +75,11 @@ class BucketState:
     def without(self, state: State, positions: Sequence[int]) -> State:
         """Return a state that has kept nothing of some gradients, as far as it is kept coordinate by coordinate."""
         leaves = flatten(state)
-        for path, leaf in leaves.items() if positions else ():
-            if isinstance(leaf, Tensor) and leaf.shape == (self.bucket.numel,):
-                leaves[path] = leaf.clone()
-                for position in positions:
-                    leaves[path][self.spans[position]] = 0
+        known = kinds(state) if positions else {}
+        for path in [path for path, kind in known.items() if kind.per is Per.COORDINATE]:
+            leaves[path] = leaves[path].clone()
+            for position in positions:
+                leaves[path][self.spans[position]] = 0
         return unflatten(state, leaves)
 
     @staticmethod

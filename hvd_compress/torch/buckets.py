@@ -12,16 +12,16 @@ from torch import Tensor
 
 from hvd_compress import agreement
 from hvd_compress.core.collectives import State
+from hvd_compress.core.state_tree import flatten
 from hvd_compress.errors import SpecError, StateError, UnknownParameterError
 from hvd_compress.merging import Gradient, Merge, gradient, merged_sizes, pin, plan, start
-from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.redistribution import Kept, divisible, inherit
 from hvd_compress.saved import SavedSession
 from hvd_compress.spec import to_spec
-from hvd_compress.state import flatten, roles
 from hvd_compress.torch.bucket_state import BucketState
 from hvd_compress.torch.step import Layout, Place
+from hvd_compress.wrappers.router import Router
 
 
 class Member(NamedTuple):
@@ -74,7 +74,7 @@ class Buckets:
         GradientError: If a parameter's dtype cannot be compressed.
     """
 
-    def __init__(self, method: Method, merge: Merge, members: Sequence[Member], size: int) -> None:
+    def __init__(self, method: Router, merge: Merge, members: Sequence[Member], size: int) -> None:
         self.size = size
         self.fixed: Merge | None = None if merge == "search" else merge
         self.partition: Merge = merge
@@ -120,7 +120,7 @@ class Buckets:
 
     def divisible(self) -> bool:
         """Whether buckets of another partition could take over all states."""
-        return all(map(divisible, self.kept(), map(roles, self.states())))
+        return all(map(divisible, self.kept()))
 
     def _present(self, came: Mapping[int, Came]) -> list[tuple[int, Gradient]]:
         """Return the gradients that are exchanged, with the keys of their parameters."""
@@ -250,7 +250,7 @@ class Buckets:
             raise StateError(f"the saved buckets do not fit, the model has changed: {error}") from error
         states = [one.method.init(NumpyOps(), one.bucket, self.size) for one in planned]
         kept = [Kept(p.members, p.bucket, p.method, flatten(s)) for p, s in zip(planned, states, strict=True)]
-        if self.fixed not in (None, saved.merge) and not all(map(divisible, kept, map(roles, states))):
+        if self.fixed not in (None, saved.merge) and not all(map(divisible, kept)):
             raise StateError(
                 f"this state was saved with merge={saved.merge!r}, but merge is {self.fixed!r} now, and other buckets"
                 f" cannot take over all that {to_spec(self._method)} keeps: take merge={saved.merge!r}"

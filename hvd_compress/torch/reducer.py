@@ -12,14 +12,13 @@ from torch import Tensor
 
 from hvd_compress import agreement
 from hvd_compress.core.collectives import AllGather, AllReduce, State, World
+from hvd_compress.core.state_tree import kinds
 from hvd_compress.core.transport import Renewable
 from hvd_compress.elastic import Membership
 from hvd_compress.errors import DisagreementError, ExchangeError, UnsupportedError
 from hvd_compress.merging import Merge, pin
-from hvd_compress.methods.base import Method
 from hvd_compress.redistribution import Kept
 from hvd_compress.saved import SavedSession, fingerprint
-from hvd_compress.state import roles
 from hvd_compress.stats import Meter
 from hvd_compress.torch.autotune import Tuner
 from hvd_compress.torch.backward import at_end_of_backward, in_backward
@@ -30,6 +29,7 @@ from hvd_compress.torch.loss_scale import LossScale
 from hvd_compress.torch.step import Entry, Place, Step
 from hvd_compress.torch.votes import Votes
 from hvd_compress.torch.waiting import wait
+from hvd_compress.wrappers.router import Router
 
 
 class Ticket(NamedTuple):
@@ -58,7 +58,7 @@ class Common(NamedTuple):
         cure: What to do after parameters were added to an optimizer, for messages.
     """
 
-    method: Method
+    method: Router
     merge: Merge
     meter: Meter
     loss_scale: LossScale
@@ -360,7 +360,7 @@ class Reducer:
         buckets = {one.bucket.key: one.read() for one in self.buckets}
         search = self._tuner.timings if self._tuner else []
         came, partition = self._buckets.came, self._buckets.partition
-        shared = fingerprint(buckets, {one.bucket.key: roles(one.state) for one in self.buckets})
+        shared = fingerprint(buckets, {one.bucket.key: kinds(one.state) for one in self.buckets})
         world = self.world
         return SavedSession(world.rank, world.size, self.steps, buckets, partition, search, self.job, shared, came)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from catalogue import specs, way
+from catalogue import EXAMPLES, way
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import FRAMEWORKS, Arr, bucket_of, normal, ops_of
@@ -19,8 +19,7 @@ from hvd_compress.core.lockstep import lockstep
 from hvd_compress.core.totals import dense
 from hvd_compress.errors import ExchangeError
 
-ALL = specs(ratio=0.1, threshold=1, sample=0.2, block=64, density=0.3)
-SPECS = [spec for spec in ALL if "uint8" in str(way(spec)) or spec.startswith("scalecom")]
+SPECS = [spec for spec in EXAMPLES if "uint8" in str(way(spec)) or spec.startswith("scalecom")]
 """All that send what cannot be summed as it is: bytes, or the indices of a leader."""
 
 RAGGED = ["threshold:threshold=1", "dgc:ratio=0.1,sample=0.2", "sidco:ratio=0.1"]

@@ -6,27 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from catalogue import bare, specs
+from catalogue import EXAMPLES, bare
 from worlds import COMPILED, FRAMEWORKS, Arr, bucket_of, leaves, normal, ops_of
 
 from hvd_compress import LocalWorld
 from hvd_compress.core.lockstep import lockstep
+from hvd_compress.core.state_tree import Per, flatten, kinds, unflatten
 from hvd_compress.errors import SpecError
-from hvd_compress.memory import ErrorFeedback
+from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method
-from hvd_compress.state import flatten, unflatten
+from hvd_compress.methods.lowrank import LowRank
+from hvd_compress.wrappers.error_feedback import ErrorFeedback
 
-SPECS = specs(ratio=0.1, threshold=1, sample=0.2, chunk=8, block=64, rank=2, density=0.3)
+SPECS = list(EXAMPLES)
 BUCKET = bucket_of((20, 30), (4, 3, 5, 5), (1,), (7,))
-
-ROUNDED_SUMS = {"fp16", "bf16", "topkc:ratio=0.1,chunk=8"}
-"""Methods that round the sum once more, on the way, where no rank can keep what that takes away."""
-
-SERVERS = {spec for spec in SPECS if "twoway=on" in spec or spec == "loco:block=64"}
-"""Specs in which servers compress the sum, and keep an error of it that is not among the residuals of the ranks."""
-
-CLIPS = {"thc:block=64,overflow=saturate"}
-"""Specs that may clip the sum."""
 
 
 def core(spec: str, feedback: bool = False) -> Method:
@@ -88,7 +81,7 @@ def disagreement(spec: str, a: Arr, b: Arr) -> float:
 
     Where a number is about to be rounded, another order of summation may push it to the other side.
     """
-    if "thc" in spec:
+    if bare(spec).rotates:
         return float(np.linalg.norm(a - b) / np.linalg.norm(a)) if a.any() else float(b.any())
     return float((~np.isclose(a, b, rtol=1e-4, atol=2e-5)).mean()) if a.size else 0.0
 
@@ -116,7 +109,7 @@ def test_frameworks_agree_with_numpy(spec: str, framework: str) -> None:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("spec", [spec for spec in RETAINING if spec not in {*SERVERS, *CLIPS, "bf16"}])
+@pytest.mark.parametrize("spec", [spec for spec in RETAINING if EXAMPLES[spec].total in ("exact", "rounded")])
 def test_sent_and_residual_make_up_the_gradient(spec: str, framework: str) -> None:
     """With one rank the total is what was sent: total + residual = gradient + residual before."""
     ops, method = ops_of(framework), core(spec, feedback=True)
@@ -129,7 +122,7 @@ def test_sent_and_residual_make_up_the_gradient(spec: str, framework: str) -> No
         np.testing.assert_allclose(np.asarray(result.total) + np.asarray(state.residual), x + before, atol=4e-6)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in RETAINING if spec not in {*CLIPS, "qsgd:block=64,twoway=on"}])
+@pytest.mark.parametrize("spec", [spec for spec in RETAINING if EXAMPLES[spec].total != "lossy"])
 def test_residuals_telescope(spec: str) -> None:
     """Over many steps: what all got, plus what the ranks and the servers kept, is the sum of all gradients."""
     bucket, method, ops = bucket_of((40, 25), dtype="float64"), core(spec, feedback=True), ops_of("numpy")
@@ -143,36 +136,20 @@ def test_residuals_telescope(spec: str) -> None:
         states = [result.state for result in results]
         got += results[0].total
     kept = sum(state.residual for state in states)
-    if spec in SERVERS and len(states[0].inner.served):
+    if EXAMPLES[spec].total == "served":  # an error that is not among the residuals of the ranks
         kept = kept + np.concatenate([state.inner.served for state in states])[:1000]
-    atol = 50 * 8 * 2**-8 if spec in ROUNDED_SUMS else 1e-8
+    atol = 50 * 8 * 2**-8 if EXAMPLES[spec].total == "rounded" else 1e-8  # no rank can keep what that takes away
     np.testing.assert_allclose(got + kept, true, atol=atol)
     assert np.abs(kept).max() > 1e-6  # something was kept back: the law did not hold for want of compression
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "none",
-        "topk:ratio=1",
-        "threshold:threshold=1e-20",
-        "dgc:ratio=1",
-        "gtopk:ratio=1",
-        "randomk:ratio=1",
-        "randomk:ratio=1,unbiased=on",
-        "blockk:ratio=1",
-        "topkc:ratio=1,values=fp32",
-        "scalecom:ratio=1",
-        "powersgd:rank=99",
-        "homomorphic:density=1",
-    ],
-)
+@pytest.mark.parametrize("spec", [spec for cls in REGISTRY.values() for spec in cls.lossless])
 def test_without_compression_it_is_the_identity(spec: str, framework: str) -> None:
     ops, method = ops_of(framework), core(spec)
     xs = normal(BUCKET, 3)
     results = lockstep(ops, method, BUCKET, xs, [method.init(ops, BUCKET, len(xs)) for _ in xs])
-    atol = 1e-5 if "powersgd" in spec else 1e-6
+    atol = 1e-5 if isinstance(method, LowRank) else 1e-6
     np.testing.assert_allclose(np.asarray(results[0].total), sum(xs), rtol=0, atol=atol)
     if method.supports_feedback:
         late = ErrorFeedback(method)
@@ -194,23 +171,7 @@ def test_what_is_left_is_the_input_without_what_was_sent(spec: str, framework: s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "randomk:ratio=0.1,unbiased=on",
-        "int8:block=64",
-        "int8:block=64,bits=16",
-        "qsgd:block=64",
-        "qsgd:block=64,bits=3,norm=l2",
-        "qsgd:block=64,twoway=on",
-        "terngrad:block=64,clip=0",
-        "natural",
-        "thc:block=64,clip=0",
-        "thc:rotation=full,clip=0",
-        "thc:block=64,rotation=none",
-        "thc:block=64,levels=table,clip=0",
-    ],
-)
+@pytest.mark.parametrize("spec", [spec for spec, example in EXAMPLES.items() if example.unbiased])
 def test_unbiased_methods_are_unbiased(spec: str) -> None:
     """The mean over 4000 draws is within 5 standard errors of the truth, and so is the mean of all coordinates.
 
@@ -233,59 +194,12 @@ def test_unbiased_methods_are_unbiased(spec: str) -> None:
     assert 0.8 < z.std() < 1.2  # standard normal: the errors are neither shared by all draws nor suspiciously small
 
 
-def payload(spec: str) -> int:
-    """Bytes that each of 2 ranks sends of 40 x 25 = 1000 normal float32 coordinates, by the method's definition.
-
-    Blocks of at most 64 coordinates: 16 of them, or 8 in each half. A half has 500 coordinates.
-    """
-    sparse, half = 100 * (4 + 2), 500
-    return {
-        "none": 4000,
-        "fp16": 2000,
-        "bf16": 2 * half * 2 + half * 2,  # both halves out, the sum of one back
-        "topk:ratio=0.1": sparse,
-        "topk:ratio=0.1,values=fp16": 100 * (2 + 2),
-        "gtopk:ratio=0.1": sparse,
-        "randomk:ratio=0.1": 400,
-        "randomk:ratio=0.1,unbiased=on": 400,
-        "blockk:ratio=0.1": 400,
-        "topkc:ratio=0.1,chunk=8": 4 + 125 * 2 + 12 * 8 * 2,
-        "scalecom:ratio=0.1": 100 * (4 + 4),
-        "qsgd:block=64": 16 * 4 + 500,
-        "qsgd:block=64,bits=3,norm=l2": 16 * 4 + 250 + 125,
-        "qsgd:block=64,twoway=on": 3 * (8 * 4 + half // 2),
-        "terngrad:block=64": 16 * 4 + 250,
-        "terngrad:block=64,clip=0": 16 * 4 + 250,
-        "natural": 1 + 1000,
-        "onebit:block=64": 16 * 2 * 4 + 125,
-        "onebit:block=64,twoway=on": 3 * (8 * 2 * 4 + 63),
-        "signsgd": 3 * 63,
-        "signsgd:twoway=off": 125,
-        "signum": 3 * 63,
-        "efsignsgd:block=64": 16 * 4 + 125,
-        "efsignsgd:block=64,twoway=on": 3 * (8 * 4 + 63),
-        "int8:block=64": 16 * (4 + 64),
-        "int8:block=64,bits=16": 16 * (4 + 128),
-        "thc:block=64": 16 * 4 + -(-1024 // 6) * 4,  # sums of two 4-bit codes in lanes of 5 bits
-        "thc:rotation=full,clip=0": 4 + -(-1024 // 6) * 4,
-        "thc:block=64,rotation=none": 16 * 4 + -(-1024 // 6) * 4,
-        "thc:block=64,levels=table,clip=0": 16 * 4 + -(-1024 // 5) * 4,  # integers to 15, so lanes of 6 bits
-        "thc:block=64,overflow=saturate": 16 * 4 + 3 * 256,
-        "loco:block=64": 3 * (8 * 4 + half // 2),
-        "powersgd:rank=2": 2 * (40 + 25) * 4,
-        "powersgd:target_ratio=3,iterations=2": 2 * 5 * (40 + 25) * 4,
-        "acpsgd:rank=2": 2 * 40 * 4,  # the left factors in the first step
-    }[spec]
-
-
-@pytest.mark.parametrize(
-    "spec", [spec for spec in SPECS if not {"threshold", "dgc", "sidco", "homomorphic"} & {core(spec).name}]
-)
+@pytest.mark.parametrize("spec", [spec for spec, example in EXAMPLES.items() if example.payload is not None])
 def test_bytes_counted_are_the_payload(spec: str) -> None:
     world = LocalWorld(core(spec), size=2)
     rng = np.random.default_rng(0)
     world.step([rng.standard_normal((40, 25)).astype(np.float32) for _ in range(2)])
-    assert world.bytes_sent == payload(spec)
+    assert world.bytes_sent == EXAMPLES[spec].payload
 
 
 @pytest.mark.parametrize("spec", ["threshold:threshold=1", "dgc:ratio=0.1,sample=0.2", "sidco:ratio=0.1"])
@@ -309,6 +223,24 @@ def test_states_come_back_from_their_leaves(spec: str) -> None:
     x = normal(BUCKET, 1, seed=9)
     (first,), (second,) = (lockstep(ops, method, BUCKET, [a.copy() for a in x], [s]) for s in (state, again))
     np.testing.assert_array_equal(first.total, second.total)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_leaves_are_what_their_annotations_say(spec: str) -> None:
+    """So that they can be dealt out to other ranks and other buckets."""
+    method, ops = core(spec, feedback=core(spec).supports_feedback), ops_of("numpy")
+    state = method.init(ops, BUCKET, 3)
+    alone = [leaves(method.init(ops, bucket_of(shape), 3)) for shape in BUCKET.shapes]
+    for path, leaf in leaves(state).items():
+        sizes = {
+            Per.BUCKET: 1,
+            Per.COORDINATE: BUCKET.numel,
+            Per.GRADIENT: sum(one[path].size for one in alone),
+            Per.PART: -(-leaves(method.init(ops, BUCKET, 1))[path].size // 3),
+            Per.WHOLE: leaf.size,
+        }
+        per = kinds(state)[path].per
+        assert leaf.ndim == (per is not Per.BUCKET) and leaf.size == pytest.approx(sizes[per], rel=0.05), path
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -336,14 +268,19 @@ def test_constant_gradients(spec: str, framework: str, value: float) -> None:
         assert np.isinf(total).all()  # as with Horovod's own fp16: visible to a loss scaler
     else:
         assert np.isfinite(total).all()
-        if "sign" in spec and "ef" not in spec:
-            return  # votes have no magnitude
-        loose = {"unbiased": 20, "l2": 6, "thc": 6, "natural": 2, "bf16": 1.01, "acpsgd": 20}
-        scale = next((factor for word, factor in loose.items() if word in spec), 1)
-        assert (np.abs(total) <= 2.0001 * abs(np.float32(value)) * scale + 1e-43).all()
+        if method.scaleless:
+            return
+        assert (np.abs(total) <= 2.0001 * abs(np.float32(value)) * EXAMPLES[spec].gain + 1e-43).all()
 
 
 def test_feedback_is_refused_where_nothing_is_kept() -> None:
     for spec in ("none", "randomk:unbiased=on", "qsgd:norm=l2", "signsgd", "loco", "homomorphic"):
         with pytest.raises(SpecError, match="feedback=on is not possible"):
             ErrorFeedback(core(spec))
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_method_has_an_example_of_its_own(name: str) -> None:
+    assert any(spec.partition(":")[0] == name for spec in EXAMPLES)
+    for spec in (*REGISTRY[name].lossless, *REGISTRY[name].compared):
+        assert bare(spec).name == name

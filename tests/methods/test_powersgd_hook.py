@@ -16,9 +16,9 @@ from worlds import Arr, bucket_of, ops_of
 
 from hvd_compress.core.bucket import Shape
 from hvd_compress.core.lockstep import lockstep
-from hvd_compress.memory import ErrorFeedback
 from hvd_compress.methods.base import Method
 from hvd_compress.methods.powersgd import PowerSGD
+from hvd_compress.wrappers.error_feedback import ErrorFeedback
 
 SHAPES = ((40, 30), (24, 50), (64, 16))
 OPS = ops_of("torch")

@@ -12,9 +12,9 @@ from worlds import COMPILED, FRAMEWORKS, Arr, bucket_of, leaves, normal, ops_of
 
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import SpecError
-from hvd_compress.memory import ErrorFeedback
 from hvd_compress.methods.sidco import CORRECTIONS, TINY, SIDCo, SIDCoState
 from hvd_compress.ops.numpy import NumpyOps
+from hvd_compress.wrappers.error_feedback import ErrorFeedback
 
 NUMPY = ops_of("numpy")
 FITS = ["exponential", "gamma", "pareto"]

@@ -12,13 +12,13 @@ from hvd_compress import LocalWorld
 from hvd_compress.core.collectives import AllReduce, World
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import SpecError
-from hvd_compress.memory import ErrorFeedback
 from hvd_compress.methods.blockk import BlockK
 from hvd_compress.methods.dgc import DGC
 from hvd_compress.methods.gtopk import GTopK
 from hvd_compress.methods.scalecom import ScaleCom
 from hvd_compress.methods.threshold import Threshold
 from hvd_compress.methods.topkc import TopKC
+from hvd_compress.wrappers.error_feedback import ErrorFeedback
 
 NUMPY = ops_of("numpy")
 

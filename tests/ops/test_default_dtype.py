@@ -12,10 +12,10 @@ from catalogue import COMPOSED, SPECS, WARMING_UP
 from worlds import Arr
 
 from hvd_compress import LocalWorld
-from hvd_compress.methods.base import Method
 from hvd_compress.ops.torch import TorchCpuOps, TorchOps
+from hvd_compress.wrappers.router import Router
 
-METHODS: dict[str, str | Method] = {**{spec: spec for spec in [*SPECS, *WARMING_UP, "topk:measure=on"]}, **COMPOSED}
+METHODS: dict[str, str | Router] = {**{spec: spec for spec in [*SPECS, *WARMING_UP, "topk:measure=on"]}, **COMPOSED}
 SHAPES = {"first": (40, 30), "second": (6, 300), "bias": (7,)}
 
 
@@ -31,7 +31,7 @@ def default(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_device(None)
 
 
-def outcome(ops: TorchOps, method: str | Method) -> list[Arr]:
+def outcome(ops: TorchOps, method: str | Router) -> list[Arr]:
     """What two steps of two ranks give, and what is kept back after them."""
     world, rng = LocalWorld(method, 2, ops=ops), np.random.default_rng(0)
     found: list[Arr] = []
@@ -45,7 +45,7 @@ def outcome(ops: TorchOps, method: str | Method) -> list[Arr]:
 
 @pytest.mark.parametrize("ops", [TorchCpuOps(), TorchOps("cpu")], ids=["compiled", "composed"])
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_methods_give_the_same_bits(method: str | Method, ops: TorchOps) -> None:
+def test_methods_give_the_same_bits(method: str | Router, ops: TorchOps) -> None:
     expected = outcome(ops, method)
     for dtype in (torch.bfloat16, torch.float64):
         with default(dtype):

@@ -7,7 +7,7 @@ from itertools import accumulate
 import numpy as np
 import pytest
 import torch
-from catalogue import bare, specs
+from catalogue import EXAMPLES, bare
 from torch import Tensor
 from worlds import bucket_of, normal, ops_of
 
@@ -45,7 +45,7 @@ def delivered(spec: str, ranks: int, kind: str) -> tuple[list[Tensor], list[Tens
 
 
 @pytest.mark.parametrize(("ranks", "part"), [(1, 1000), (2, 64), (3, 2**17)])
-@pytest.mark.parametrize("spec", specs(ratio=0.05, threshold=2, rank=2))
+@pytest.mark.parametrize("spec", EXAMPLES)
 def test_parts_make_the_whole(spec: str, ranks: int, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "PART", part)
     for got, want in zip(*delivered(spec, ranks, "contiguous"), strict=True):

@@ -17,9 +17,7 @@ from torch import Tensor
 from hvd_compress import agreement, checkpoint
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.face import Catalogue, Made
-from hvd_compress.measure import vnmse
 from hvd_compress.merging import Gradient, Merge
-from hvd_compress.methods.base import Method
 from hvd_compress.saved import Loaded, Saved, from_dict, to_dict
 from hvd_compress.spec import to_spec
 from hvd_compress.stats import Meter, Stats
@@ -33,6 +31,8 @@ from hvd_compress.torch.horovod.registry import Registry
 from hvd_compress.torch.horovod.transport import HorovodTransport
 from hvd_compress.torch.loss_scale import LossScale
 from hvd_compress.torch.reducer import Common, Reducer, Ticket
+from hvd_compress.wrappers.measure import vnmse
+from hvd_compress.wrappers.router import Router
 
 
 class TorchCompressor(Made, Compressor):  # type: ignore[misc]  # Horovod is not typed
@@ -46,11 +46,11 @@ class TorchCompressor(Made, Compressor):  # type: ignore[misc]  # Horovod is not
         merge: How gradients are put into buckets; see `hvd_compress.merging.plan`.
     """
 
-    def __init__(self, method: Method, merge: Merge) -> None:
+    def __init__(self, method: Router, merge: Merge) -> None:
         self.method = method
         self.merge = merge
         self._meter = Meter()
-        self._passthrough = Passthrough(method, self._meter)
+        self._passthrough = Passthrough(method.core, self._meter)
         self._reducers = Registry()
         self._loaded = Loaded()
         self._scale = LossScale()

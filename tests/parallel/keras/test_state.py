@@ -12,10 +12,10 @@ from worlds import Arr
 
 from hvd_compress import checkpoint
 from hvd_compress.core.collectives import World
+from hvd_compress.core.state_tree import flatten
 from hvd_compress.errors import StateError
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.saved import Saved, restored
-from hvd_compress.state import flatten
 from hvd_compress.tensorflow import Compression
 
 

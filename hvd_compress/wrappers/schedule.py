@@ -1,105 +1,23 @@
-"""When and where to compress: wrappers around any method."""
+"""When to compress: wrappers around any method."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from hvd_compress.core.bucket import Bucket, Shape
+from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Array, Branch, Exchange, Exchanging, State, World
+from hvd_compress.core.state_tree import Passing, Residual
 from hvd_compress.core.totals import dense
 from hvd_compress.errors import SpecError
-from hvd_compress.memory import ErrorFeedback, ErrorFeedbackState
 from hvd_compress.methods.base import Method, Wrapper, check_range, compensated
 from hvd_compress.methods.cast import Dense
 from hvd_compress.ops import Ops
-from hvd_compress.roles import Own, Passing
+from hvd_compress.wrappers.error_feedback import ErrorFeedback, ErrorFeedbackState
 
 WARMUP_STAGES = 4
-
-
-@dataclass(frozen=True)
-class Selective(Wrapper):
-    """Where: leave gradients uncompressed that are not worth it. Its state is that of the method inside.
-
-    Biases and the scales of normalisation layers are vectors: little to save, much to lose.
-
-    Args:
-        inner: For the tensors that are compressed.
-        dense_method: For the others.
-        min_size: Gradients with fewer elements are not compressed.
-        vectors: Compress vectors too.
-    """
-
-    dense_method: Method = field(default_factory=Dense)
-    min_size: int = 1024
-    vectors: bool = False
-
-    def __post_init__(self) -> None:
-        check_range("min_size", self.min_size, "at least 0", self.min_size >= 0)
-
-    @property
-    def core(self) -> Method:
-        return self.inner.core
-
-    def compresses(self, shape: Shape) -> bool:
-        size = Bucket("", (shape,), "").numel
-        return (len(shape) > 1 or self.vectors) and size >= self.min_size and self.inner.compresses(shape)
-
-    def route(self, name: str, shape: Shape) -> Method:
-        return self.inner.route(name, shape) if self.compresses(shape) else self.dense_method
-
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> State:
-        return self.inner.init(ops, bucket, size)
-
-    def pieces(self, bucket: Bucket) -> Mapping[str, Sequence[int]]:
-        return self.inner.pieces(bucket)
-
-    def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
-    ) -> Exchanging:
-        return self.inner.exchange(ops, bucket, x, state, world, keep)
-
-    def dense(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
-        return self.inner.dense(ops, bucket, x, state, world)
-
-
-@dataclass(frozen=True)
-class ByName(Method):
-    """Where: another method for some parameters.
-
-    Args:
-        rules: Patterns of parameter names, as in `fnmatch`, each with its method. The first that fits counts; where
-            none does, gradients are not compressed.
-    """
-
-    rules: tuple[tuple[str, Method], ...]
-
-    def __post_init__(self) -> None:
-        if not self.rules:
-            raise SpecError("by_name needs at least one rule, such as {'*': 'topk:ratio=0.01'}")
-
-    def _find(self, name: str) -> Method:
-        return next((method for pattern, method in self.rules if fnmatchcase(name, pattern)), Dense())
-
-    @property
-    def needs_plain_sgd(self) -> bool:
-        return any(method.needs_plain_sgd for _, method in self.rules)
-
-    @property
-    def core(self) -> Method:
-        return self._find("").core
-
-    def route(self, name: str, shape: Shape) -> Method:
-        return self._find(name).route(name, shape)
-
-    def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
-    ) -> Exchanging:
-        raise NotImplementedError("the methods of the rules exchange; see route")
 
 
 class Stage(NamedTuple):
@@ -219,7 +137,7 @@ class PhasesState(NamedTuple):
     """
 
     step: int | Array
-    residual: Own
+    residual: Residual
     inner: tuple[State, ...]
 
 
@@ -236,31 +154,16 @@ class Phases(Method):
     phases: tuple[tuple[int, Method], ...]
 
     def __post_init__(self) -> None:
-        begins = [begin for begin, _ in self.phases]
-        if not begins or begins[0] != 0 or sorted(set(begins)) != begins:
-            raise SpecError(f"phases begin at the steps {begins}; they must be whole numbers that grow, the first 0")
+        for _, method in self.phases:
+            if isinstance(method, Wrapper) and not isinstance(method, ErrorFeedback):
+                raise SpecError(
+                    f"phases go with plain methods and feedback=on, not with {method!r}: what it keeps would be lost"
+                    " when its phase ends"
+                )
 
     @property
     def needs_plain_sgd(self) -> bool:
         return any(method.needs_plain_sgd for _, method in self.phases)
-
-    @property
-    def core(self) -> Method:
-        return self._with([method.core for _, method in self.phases])
-
-    def route(self, name: str, shape: Shape) -> Method:
-        return self._with([method.route(name, shape) for _, method in self.phases])
-
-    def _with(self, carriers: list[Method]) -> Method:
-        if len(set(carriers)) == 1:
-            return carriers[0]
-        for carrier in carriers:
-            if isinstance(carrier, Wrapper) and not isinstance(carrier, ErrorFeedback):
-                raise SpecError(
-                    f"phases go with plain methods and feedback=on, not with {carrier!r}: what it keeps would be lost"
-                    " when its phase ends"
-                )
-        return Phases(tuple(zip([begin for begin, _ in self.phases], carriers, strict=True)))
 
     @property
     def _bare(self) -> list[Method]:
@@ -273,10 +176,6 @@ class Phases(Method):
 
     def residual(self, state: PhasesState) -> Array:
         return state.residual
-
-    def pieces(self, bucket: Bucket) -> Mapping[str, Sequence[int]]:
-        named = [method.pieces(bucket) for method in self._bare]
-        return {f"inner.{i}.{path}": lengths for i, found in enumerate(named) for path, lengths in found.items()}
 
     def exchange(
         self, ops: Ops, bucket: Bucket, x: Array, state: PhasesState, world: World, keep: bool = False
@@ -369,13 +268,3 @@ class Delayed(Wrapper):
         due = ops.stage(state.step % self.every, [self.every - 1])
         taken: Exchange = yield Branch(due, (go_ahead, correct))
         return taken
-
-
-def by_name(rules: Mapping[str, Method]) -> ByName:
-    """Choose methods by the names of parameters; see `ByName`."""
-    return ByName(tuple(rules.items()))
-
-
-def phases(methods: Mapping[int, Method]) -> Phases:
-    """Choose methods by the step; see `Phases`."""
-    return Phases(tuple(methods.items()))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, State, World
+from hvd_compress.core.state_tree import Measurement
 from hvd_compress.core.totals import dense
 from hvd_compress.methods.base import Wrapper, compensated
 from hvd_compress.ops import Ops
@@ -22,8 +23,8 @@ class MeasuredState(NamedTuple):
         inner: The state of the method inside.
     """
 
-    error: Array
-    norm: Array
+    error: Measurement
+    norm: Measurement
     inner: State
 
 

@@ -1,0 +1,141 @@
+"""Residuals, kept between steps so that nothing is lost: wrappers around any method.
+
+Each has a state with the state of the method inside, and a ``dense`` exchange that sends all it has kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, State, World
+from hvd_compress.core.state_tree import Own, Residual, Total
+from hvd_compress.core.totals import dense
+from hvd_compress.errors import SpecError
+from hvd_compress.methods.base import Wrapper, check_range
+from hvd_compress.ops import Ops
+
+
+class ErrorFeedbackState(NamedTuple):
+    """What error feedback keeps.
+
+    Attributes:
+        residual: ``d e_i``, in the units of the gradient, to be added to the next one; shape ``(bucket.numel,)``.
+        inner: The state of the method inside.
+    """
+
+    residual: Residual
+    inner: State
+
+
+@dataclass(frozen=True)
+class ErrorFeedback(Wrapper):
+    """Add what was not sent to the next gradient.
+
+    Karimireddy et al., Error Feedback Fixes SignSGD and Other Gradient Compression Schemes, 2019, Algorithm 2::
+
+        p_i = g_i + d e_i       send C(p_i)         e_i = (1 - b) e_i + b (p_i - C(p_i))
+
+    with d = b = 1: over any number of steps, the sum of what was sent plus the residual is the sum of the gradients.
+
+    Args:
+        inner: The method that compresses.
+        decay: d, in (0, 1]: below 1, what waits fades away, so that nothing very old is sent.
+        lowpass: b, in (0, 1]: below 1, the residual follows slowly (Chen et al., ScaleCom, 2020, equation 5).
+    """
+
+    decay: float = 1.0
+    lowpass: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_retains(self, "on")
+        check_range("decay", self.decay, "in (0, 1]", 0 < self.decay <= 1)
+        check_range("lowpass", self.lowpass, "in (0, 1]", 0 < self.lowpass <= 1)
+
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> ErrorFeedbackState:
+        return ErrorFeedbackState(ops.zeros((bucket.numel,), bucket.dtype), self.inner.init(ops, bucket, size))
+
+    def residual(self, state: ErrorFeedbackState) -> Array:
+        return state.residual
+
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: ErrorFeedbackState, world: World, keep: bool = False
+    ) -> Exchanging:
+        exchange = yield from self.inner.exchange(ops, bucket, x, state.inner, world, keep=True)
+        residual = exchange.left if self.decay == 1 else ops.scale(exchange.left, self.decay)
+        if self.lowpass != 1:
+            residual = ops.blend(state.residual, residual, 1 - self.lowpass)
+        return Exchange(exchange.total, ErrorFeedbackState(residual, exchange.state))
+
+    def dense(self, ops: Ops, bucket: Bucket, x: Array, state: ErrorFeedbackState, world: World) -> Exchanging:
+        total = yield AllReduce(x, donate=True)
+        return Exchange(total, state._replace(residual=ops.zeros((bucket.numel,), bucket.dtype)))
+
+
+class EF21State(NamedTuple):
+    """What EF21 keeps.
+
+    Attributes:
+        local: What the others know of this rank's gradient; shape ``(bucket.numel,)``.
+        shared: The sum of that over all ranks.
+        inner: The state of the method inside.
+    """
+
+    local: Own
+    shared: Total
+    inner: State
+
+
+@dataclass(frozen=True)
+class EF21(Wrapper):
+    """Send how the gradient differs from what the others know of it.
+
+    Richtarik, Sokolov, Fatkhullin, EF21: A New, Simpler, Theoretically Better, and Practically Faster Error Feedback,
+    2021, Algorithm 2. With h_i what is known of rank i::
+
+        send C(g_i - h_i)           h_i = h_i + C(g_i - h_i)            total = sum_i h_i
+
+    It wants gradients that change little from step to step: large batches.
+
+    Args:
+        inner: The method that compresses.
+    """
+
+    def __post_init__(self) -> None:
+        check_retains(self, "ef21")
+
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> EF21State:
+        zeros = ops.zeros((bucket.numel,), bucket.dtype)
+        return EF21State(zeros, zeros, self.inner.init(ops, bucket, size))
+
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: EF21State, world: World, keep: bool = False
+    ) -> Exchanging:
+        change = x - state.local
+        exchange = yield from self.inner.exchange(ops, bucket, change, state.inner, world, keep=True)
+        local = x - exchange.left
+        shared = state.shared + dense(ops, exchange.total)
+        return Exchange(own(shared), EF21State(local, shared, exchange.state))
+
+    def dense(self, ops: Ops, bucket: Bucket, x: Array, state: EF21State, world: World) -> Exchanging:
+        total = yield AllReduce(x)
+        return Exchange(own(total), state._replace(local=x, shared=total))
+
+
+def check_retains(memory: Wrapper, feedback: str) -> None:
+    """Refuse error feedback around a method that it is not possible with.
+
+    Raises:
+        SpecError: If it is not.
+    """
+    if not memory.inner.supports_feedback:
+        raise SpecError(
+            f"feedback={feedback} is not possible with {memory.inner!r}: what it does not send cannot be kept, or would"
+            " grow; take feedback=off"
+        )
+
+
+def own(total: Array) -> Array:
+    """Return a copy: the caller may overwrite a total, but not a state."""
+    return total * 1
