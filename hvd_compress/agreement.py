@@ -9,7 +9,7 @@ import json
 import os
 import secrets
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hvd_compress._version import __version__
@@ -19,6 +19,9 @@ from hvd_compress.spec import to_spec
 from hvd_compress.wrappers.router import Routable
 
 _JOB = "job"
+
+_BITS = 24
+"""Of a digest, so that its square summed over many ranks stays within int64."""
 
 
 def describe(method: Routable, merge: Merge, gradients: Sequence[Gradient], restored: str = "") -> bytes:
@@ -51,6 +54,24 @@ def compared(line: bytes) -> dict[str, Any]:
 def job_of(line: bytes) -> int:
     """Return the number in a line of `describe` that its rank has drawn."""
     return int(json.loads(line)[_JOB])
+
+
+def digests(facts: Iterable[Any]) -> list[int]:
+    """Return integers whose sums over the ranks tell which facts are equal on all of them; see `equal`.
+
+    A sum, as Horovod performs no other collective when a rank has called ``hvd.join()``.
+    """
+    found = [zlib.crc32(json.dumps(fact).encode()) % 2**_BITS for fact in facts]
+    return [1, *(part for digest in found for part in (digest, digest**2))]
+
+
+def equal(sums: Sequence[int]) -> list[bool]:
+    """Return which facts are equal on all ranks, given the sums of their `digests`.
+
+    For digests d_i of n ranks, n sum(d_i^2) = sum(d_i)^2 holds if and only if all are equal (Cauchy-Schwarz).
+    """
+    ranks, *rest = sums
+    return [ranks * second == first**2 for first, second in zip(rest[::2], rest[1::2], strict=True)]
 
 
 def elastic() -> bool:

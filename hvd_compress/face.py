@@ -34,17 +34,17 @@ class Factory(Generic[C]):
 
         Args:
             *values: None: parameters are given by name.
-            merge: How gradients are put into buckets: ``"auto"``, a number of them, ``"layer"``, ``"bytes:64MB"``, or
-                a partition that was found before, such as ``"at:12,40"``; see `hvd_compress.merging.plan`.
+            merge: How gradients are put into buckets: ``"auto"`` for two of about equal bytes, ``"search"``, a number
+                of them, ``"layer"``, ``"bytes:64MB"``, or a partition such as ``"at:12,40"``; see
+                `hvd_compress.merging.plan`.
 
-                With ``"auto"``, PyTorch's optimizers begin with two buckets and look for the partition that makes the
-                fastest steps, in at most the first 100 steps of the training itself. What was found is logged, by
-                ``logging.getLogger("hvd_compress")``, and saved with the state. As it goes by the clock, two runs may
-                differ in it, and so in their results: for the same bits, take what one of them has logged.
+                With ``"search"``, PyTorch's optimizers begin like ``"auto"`` and tune the partition by measured step
+                times, in at most the first 100 steps of the training. The result is logged, by
+                ``logging.getLogger("hvd_compress")``, and saved with the state. As times differ between runs, so may
+                partitions and results: for the same bits, pin the partition that was logged.
 
-                Where there is no search, ``"auto"`` stands for two buckets: in TensorFlow, in direct calls of
-                ``hvd.allreduce``, in elastic jobs, and with methods that keep what another bucket cannot take over
-                (``twoway=on`` with feedback, ``loco``).
+                It is the same as ``"auto"`` in TensorFlow, in direct calls of ``hvd.allreduce``, in elastic jobs, and
+                with methods that keep what another bucket cannot take over (``twoway=on`` with feedback, ``loco``).
             **params: Hyper-parameters and options, as in spec strings (see `hvd_compress.parse`).
 
         Raises:

@@ -101,13 +101,14 @@ def check_merge(merge: Merge) -> None:
         SpecError: If it is none of what `plan` takes.
     """
     if isinstance(merge, str):
-        ok = merge in ("auto", "layer") or _byte_limit(merge) > 0 or bool(_positions(merge))
+        ok = merge in ("auto", "search", "layer") or _byte_limit(merge) > 0 or bool(_positions(merge))
     else:
         ok = isinstance(merge, int) and not isinstance(merge, bool) and merge >= 1
     if not ok:
         raise SpecError(
-            f"merge={merge!r} is not allowed: merge must be a number of buckets (at least 1), 'auto', 'layer' for one"
-            " bucket per tensor, a size such as 'bytes:64MB', or positions of at least 1 that grow, such as 'at:12,40'"
+            f"merge={merge!r} is not allowed: merge must be a number of buckets (at least 1), 'auto', 'search', 'layer'"
+            " for one bucket per tensor, a size such as 'bytes:64MB', or positions of at least 1 that grow, such as"
+            " 'at:12,40'"
         )
 
 
@@ -122,7 +123,8 @@ def plan(gradients: Sequence[Gradient], method: Routable, merge: Merge = DEFAULT
         method: What carries them, or the router that says it of each.
         merge: One of
 
-            * ``"auto"``: the partition that `start` gives, from which `hvd_compress.search` goes on where it can;
+            * ``"auto"``: the partition that `start` gives; sizes alone decide;
+            * ``"search"``: the same, from which `hvd_compress.search` goes on;
             * a number of buckets, of about equal bytes;
             * ``"layer"`` for one per gradient;
             * ``"bytes:64MB"`` for as many as it takes to keep each below that size (unless a gradient is larger);
@@ -130,7 +132,8 @@ def plan(gradients: Sequence[Gradient], method: Routable, merge: Merge = DEFAULT
               compressed gradients, counted in the order in which backward comes to them.
 
             Where several methods, precisions or devices keep gradients apart, a number or a size holds for each of
-            them, but the positions of ``"auto"`` and ``"at:"`` for all together, as they stand for times of backward.
+            them, but the positions of ``"auto"``, ``"search"`` and ``"at:"`` for all together, as they stand for times
+            of backward.
 
     Returns:
         The buckets, in the order in which backward fills them.
@@ -152,7 +155,7 @@ def plan(gradients: Sequence[Gradient], method: Routable, merge: Merge = DEFAULT
         positions = [member.position for member in members]
         if not members[0].merged:
             parts = [positions]
-        elif cuts or merge == "auto":
+        elif cuts or merge in ("auto", "search"):
             parts = [list(part) for _, part in groupby(positions, time_of.__getitem__)]
         else:
             parts = _cut(positions, [member.size for member in members], merge)
@@ -198,7 +201,7 @@ def _routed(gradients: Sequence[Gradient], method: Routable) -> list[_Routed]:
 
 def _cuts(merge: Merge, sizes: Sequence[int]) -> Cuts:
     """The positions that a ``merge`` stands for; none for one that is no partition of all gradients together."""
-    if merge == "auto":
+    if merge in ("auto", "search"):
         return start(sizes)
     cuts = _positions(merge) if isinstance(merge, str) else ()
     if cuts and cuts[-1] >= len(sizes):

@@ -189,6 +189,6 @@ class Search:
             times.setdefault(f"merge={pin(cuts)!r}", []).append(f"{timing.seconds:.4g}")
         tried = [f"{candidate} {' and '.join(seconds)} s" for candidate, seconds in times.items()]
         return (
-            f"merge='auto' has settled on merge={pin(self.cuts)!r} after {self.steps} steps;"
+            f"merge='search' has settled on merge={pin(self.cuts)!r} after {self.steps} steps;"
             f" candidates and their median step times: {', '.join(tried) or 'no other is possible'}"
         )

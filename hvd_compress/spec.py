@@ -128,7 +128,7 @@ def build(name: str, /, **params: Any) -> Router:
     values = {key: _value(name, key, value, own | options) for key, value in params.items()}
     method: Method = make(cls, name, {key: value for key, value in values.items() if key in own})
     given = {key: value for key, value in values.items() if key in options}
-    if not method.can_retain:
+    if not method.supports_feedback:
         options |= {"feedback": "off"} | {key: value for key, value in MEMORY.items() if key in options}
     made = _compose(method, options | given)
     _check_memory(name, made, given)
@@ -231,7 +231,7 @@ def to_spec(method: Routable) -> str:
         return repr(method)
     own = {field.name: getattr(bare, field.name) for field in fields(bare)}  # type: ignore[arg-type]
     defaults = _option_defaults(type(bare)) | _own_defaults(type(bare))
-    if not bare.can_retain and "feedback" in defaults:
+    if not bare.supports_feedback and "feedback" in defaults:
         defaults |= {"feedback": "off"} | {key: value for key, value in MEMORY.items() if key in defaults}
     changed = {key: value for key, value in (own | options).items() if key in defaults and value != defaults[key]}
     spec = ":".join(filter(None, [bare.name, ",".join(f"{k}={_written(v)}" for k, v in changed.items())]))

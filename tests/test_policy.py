@@ -202,7 +202,12 @@ class _Only(Wrapper):
         object.__setattr__(self, "inner", inner)
         object.__setattr__(self, "start", start)
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
+    def residual(self, state: State) -> Array | None:
+        return self.inner.residual(state)
+
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+    ) -> Exchanging:
         exchanging: Exchanging = self.start(ops, bucket, x, state, world)  # type: ignore[attr-defined]
         return exchanging
 

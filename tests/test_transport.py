@@ -68,9 +68,11 @@ class Differing(Method):
     def __init__(self, other: Collective) -> None:
         self.other = other
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+    ) -> Exchanging:
         reply = yield AllReduce(x) if world.rank == 0 else self.other
-        return Exchange(reply, None, state)
+        return Exchange(reply, state)
 
 
 @pytest.mark.parametrize(

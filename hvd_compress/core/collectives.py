@@ -157,21 +157,33 @@ class SaturatingSum(NamedTuple):
     scope: Scope = "world"
 
 
+class Chosen(NamedTuple):
+    """The coordinates that a rank has sent, where it has not sent something of all.
+
+    Attributes:
+        rows: int64, indices of rows, if the bucket is cut into rows of equal length.
+        width: Coordinates of a row; the last row is filled up with zeros.
+    """
+
+    rows: Array
+    width: int = 1
+
+
 class Exchange(NamedTuple):
     """Result of an exchange.
 
     Attributes:
         total: The sum over all ranks of what they sent, equal on all ranks: an array of the shape and dtype of the
             input, or what that is decoded from (see `hvd_compress.core.totals`).
-        sent: What this rank put on the wire, in the form that the method's ``retain`` and ``forget`` understand.
         state: The state for the next step.
-        left: What was not sent, where the exchange was asked for that.
+        left: The input minus what this rank sent, where the exchange was asked to keep it.
+        chosen: The coordinates that this rank sent; None if it sent something of every coordinate.
     """
 
     total: Any
-    sent: Any
     state: State
     left: Any = None
+    chosen: Chosen | None = None
 
 
 class Branch(NamedTuple):

@@ -50,7 +50,7 @@ def compare(
     budget: Annotated[str, typer.Option(help="Each training ends after this: 90s, 10m, 1h.")] = "10m",
     lr: Annotated[str, typer.Option(help="Learning rates to try for each method, as 0.05,0.1.")] = "",
     epochs: Annotated[Optional[int], typer.Option(min=1, help="Of each training; else the task's own.")] = None,  # noqa: UP045
-    merge: Annotated[str, typer.Option(help="How gradients are merged: 2, layer, auto ...")] = "2",
+    merge: Annotated[str, typer.Option(help="How gradients are merged: 2, layer, search ...")] = "2",
     data: Annotated[str, typer.Option(metavar="PATH", help="The task's data, where it is not in its own place.")] = "",
     options: Annotated[
         Optional[list[str]],  # noqa: UP045
@@ -196,5 +196,5 @@ def read_options(words_: list[str]) -> dict[str, str]:
 def _merge(text: str) -> int | str:
     (merge,) = found if len(found := read_merges([text])) == 1 else [None]
     if merge is None:
-        raise SpecError(f"--merge {text!r} is not allowed: name one way, as 2, layer or auto")
+        raise SpecError(f"--merge {text!r} is not allowed: name one way, as 2, layer or search")
     return merge

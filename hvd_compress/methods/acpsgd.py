@@ -63,7 +63,9 @@ class ACPSGD(LowRank):
     def init(self, ops: Ops, bucket: Bucket, size: int) -> ACPSGDState:
         return ACPSGDState(0, self.draw(ops, bucket, "left"), self.draw(ops, bucket, "right"))
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: ACPSGDState, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: ACPSGDState, world: World, keep: bool = False
+    ) -> Exchanging:
         ms = self.matrices(ops, bucket, x)
 
         def left() -> Exchanging:
@@ -71,17 +73,16 @@ class ACPSGD(LowRank):
             mine = [ops.project(m, q) for m, q in zip(ms, qs, strict=True)]
             p = yield AllReduce(flat(ops, mine))
             total = Products(self.left(ops, bucket, p), qs)
-            return Exchange(total, (mine, qs), ACPSGDState(state.step + 1, p / world.size, flat(ops, qs)))
+            rest = ops.subtract_products(x, mine, qs) if keep else None
+            return Exchange(total, ACPSGDState(state.step + 1, p / world.size, flat(ops, qs)), rest)
 
         def right() -> Exchanging:
             ps = [ops.orthogonalise(p) for p in self.left(ops, bucket, state.p)]
             mine = [ops.project_back(m, p) for m, p in zip(ms, ps, strict=True)]
             q = yield AllReduce(flat(ops, mine))
             total = Products(ps, self.right(ops, bucket, q))
-            return Exchange(total, (ps, mine), ACPSGDState(state.step + 1, flat(ops, ps), q / world.size))
+            rest = ops.subtract_products(x, ps, mine) if keep else None
+            return Exchange(total, ACPSGDState(state.step + 1, flat(ops, ps), q / world.size), rest)
 
         taken: Exchange = yield Branch(ops.stage(state.step % 2, [1]), (left, right))
         return taken
-
-    def retain(self, ops: Ops, corrected: Array, sent: tuple[list[Array], list[Array]]) -> Array:
-        return ops.subtract_products(corrected, *sent)

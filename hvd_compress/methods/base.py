@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from hvd_compress.core.bucket import Bucket, Shape
-from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, State, World
+from hvd_compress.core.collectives import AllReduce, Array, Chosen, Exchange, Exchanging, State, World
 from hvd_compress.errors import SpecError
 from hvd_compress.ops import Ops
 
@@ -57,6 +57,7 @@ class Method(ABC):
         memory: Options of the memory, and what they are where the spec does not say.
         unbiasedness: Whether the expectation of the total is the sum, for the catalogue: ``"yes"``, ``"exact"``,
             ``"no"``, or with which parameters; error feedback aside.
+        retains: Whether `exchange` can keep what it does not send, and no more is sent than there was.
         linear: The exchange is one sum-allreduce of a linear, stateless image of the gradient. Horovod may then scale
             that sum itself, so the payload can travel as the gradient's own allreduce.
         boundary: Whether it may compress what pipeline stages send each other, too.
@@ -78,6 +79,7 @@ class Method(ABC):
     feedback: ClassVar[bool] = False
     memory: ClassVar[Mapping[str, Any]] = {}
     unbiasedness: ClassVar[str] = "no"
+    retains: ClassVar[bool] = False
     linear: ClassVar[bool] = False
     boundary: ClassVar[bool] = False
     rotates: ClassVar[bool] = False
@@ -90,9 +92,9 @@ class Method(ABC):
     claim: ClassVar[str] = ""
 
     @property
-    def can_retain(self) -> bool:
-        """Whether error feedback is possible: there is a `retain`, and no more is sent than there was."""
-        return type(self).retain is not Method.retain
+    def supports_feedback(self) -> bool:
+        """Whether error feedback is possible, with these hyper-parameters."""
+        return self.retains
 
     @property
     def needs_plain_sgd(self) -> bool:
@@ -115,75 +117,36 @@ class Method(ABC):
         return ()
 
     @abstractmethod
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+    ) -> Exchanging:
         """Sum ``x`` over the ranks.
 
         Args:
             ops: The primitives of the framework that ``x`` belongs to.
             bucket: What ``x`` is made of.
-            x: Shape ``(bucket.numel,)``, dtype ``bucket.dtype``, finite. May be overwritten, unless
-                `can_retain`: then `retain` still needs it.
+            x: The gradient plus the `residual`, if there is one: shape ``(bucket.numel,)``, dtype ``bucket.dtype``,
+                finite. May be overwritten.
             state: From `init` or from the previous step; never overwritten.
             world: The ranks that take part.
+            keep: Return ``left``, too, in the place of ``x`` where that saves memory. Only methods with `retains` can.
 
         Yields:
             The collectives that it needs; it is resumed with their results.
 
         Returns:
-            The sum, what this rank sent, and the next state.
+            The sum, the next state, and what of ``x`` this rank did not send.
         """
 
-    def exchange_late(
-        self, ops: Ops, bucket: Bucket, x: Array, late: Array | None, state: State, world: World
-    ) -> Exchanging:
-        """Sum ``x + late`` and tell what of it was ``left``: `exchange` and `retain` in one.
-
-        Methods that can do that in fewer passes over memory do. ``x`` may be overwritten, ``late`` is not.
-        """
-        corrected = x if late is None else ops.add(x, late)
-        exchange = yield from self.exchange(ops, bucket, corrected, state, world)
-        return exchange._replace(left=self.retain(ops, corrected, exchange.sent))
-
-    def lend(self, state: State) -> tuple[Array, State] | None:
-        """Return the residual that is added to the gradient first of all, so that the caller can do that.
-
-        Returns:
-            The residual, and the state without it: with gradient plus residual for ``x`` and this state, `exchange`
-            does the same as with the gradient and the whole state. None if there is none.
-        """
+    def residual(self, state: State) -> Array | None:
+        """Return the vector to add to a gradient before its exchange; None if there is none."""
         del state
         return None
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
         """Sum ``x``, and all that is kept, without compression; as `exchange` in all else."""
         total = yield AllReduce(x)
-        return Exchange(total, None, state)
-
-    def retain(self, ops: Ops, corrected: Array, sent: Any) -> Array:
-        """Turn what should have been sent into what was not: ``corrected - decode(sent)``.
-
-        Args:
-            ops: The primitives of the framework at work.
-            corrected: The ``x`` of the exchange, which an exchange leaves alone if `can_retain`. May be overwritten.
-            sent: From the `Exchange`.
-
-        Returns:
-            The residual, shape and dtype of ``corrected``.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no retain")
-
-    def forget(self, ops: Ops, memory: Array, sent: Any) -> Array:
-        """Zero another memory of the gradient where this was sent (DGC's momentum factor masking).
-
-        Methods that send something of every coordinate leave it alone.
-
-        Args:
-            ops: The primitives of the framework at work.
-            memory: The shape and dtype of the gradient. May be overwritten.
-            sent: From the `Exchange`.
-        """
-        del ops, sent
-        return memory
+        return Exchange(total, state)
 
 
 @dataclass(frozen=True)
@@ -204,8 +167,14 @@ class Wrapper(Method):
         return self.inner.compresses(shape)
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
-        total, _, inner, _ = yield from self.inner.dense(ops, bucket, x, state.inner, world)
-        return Exchange(total, None, state._replace(inner=inner))
+        exchange = yield from self.inner.dense(ops, bucket, x, state.inner, world)
+        return Exchange(exchange.total, state._replace(inner=exchange.state))
+
+
+def compensated(ops: Ops, method: Method, gradient: Array, state: State) -> Array:
+    """Return the input of an exchange: a gradient, which may be overwritten, plus the residual."""
+    residual = method.residual(state)
+    return gradient if residual is None else ops.add(gradient, residual)
 
 
 FAMILIES = ("dense", "sparse", "quantised", "low-rank", "lossless")
@@ -248,6 +217,19 @@ def check_range(name: str, value: float | str, allowed: str, ok: bool) -> None:
     """
     if not ok:
         raise SpecError(f"{name}={value!r} is not allowed: {name} must be {allowed}")
+
+
+def rows_of(ops: Ops, x: Array, width: int) -> Array:
+    """Cut a vector into rows of equal length, the last one filled up with zeros: shape ``(rows, width)``."""
+    rows = -(-int(x.shape[0]) // width)
+    return ops.reshape(ops.pad(x, rows * width), (rows, width))
+
+
+def clear(ops: Ops, x: Array, chosen: Chosen) -> Array:
+    """Zero a vector, which may be overwritten, at the chosen coordinates."""
+    if chosen.width == 1:
+        return ops.put(x, chosen.rows, 0.0)
+    return ops.reshape(ops.put(rows_of(ops, x, chosen.width), chosen.rows, 0.0), (-1,))[: int(x.shape[0])]
 
 
 def count(ratio: float, numel: int) -> int:

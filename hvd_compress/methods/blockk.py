@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, World
-from hvd_compress.methods.base import Counted, Example, Method, check_range, count, register
+from hvd_compress.core.collectives import AllReduce, Array, Chosen, Exchange, Exchanging, World
+from hvd_compress.methods.base import Counted, Example, Method, check_range, clear, count, register, rows_of
 from hvd_compress.ops import Ops
 
 
@@ -36,6 +36,7 @@ class BlockK(Method):
     collective = "allreduce"
     keeps = "step count"
     feedback = True
+    retains = True
 
     ratio: float = 0.01
     seed: int = 0
@@ -51,22 +52,15 @@ class BlockK(Method):
     def init(self, ops: Ops, bucket: Bucket, size: int) -> Counted:
         return Counted(step=0)
 
-    def _blocks(self, ops: Ops, x: Array) -> Array:
-        """Cut into rows of k coordinates; the last one is padded with zeros."""
-        k = count(self.ratio, int(x.shape[0]))
-        return ops.reshape(ops.pad(x, -(-int(x.shape[0]) // k) * k), (-1, k))
-
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World) -> Exchanging:
-        blocks = self._blocks(ops, x)
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World, keep: bool = False
+    ) -> Exchanging:
+        k = count(self.ratio, bucket.numel)
+        blocks = rows_of(ops, x, k)
         number = ops.constant(np.array([blocks.shape[0]]))
         chosen = ops.below(ops.seed(self.seed, bucket.seed, state.step), number)
         summed = yield AllReduce(ops.take(blocks, chosen))
         total = ops.put(ops.zeros(tuple(blocks.shape), bucket.dtype), chosen, summed)
-        return Exchange(ops.reshape(total, (-1,))[: bucket.numel], chosen, Counted(state.step + 1))
-
-    def retain(self, ops: Ops, corrected: Array, sent: Array) -> Array:
-        left = ops.put(self._blocks(ops, corrected), sent, 0.0)
-        return ops.reshape(left, (-1,))[: corrected.shape[0]]
-
-    def forget(self, ops: Ops, memory: Array, sent: Array) -> Array:
-        return self.retain(ops, memory, sent)
+        left = clear(ops, x, Chosen(chosen, k)) if keep else None
+        total = ops.reshape(total, (-1,))[: bucket.numel]
+        return Exchange(total, Counted(state.step + 1), left, Chosen(chosen, k))

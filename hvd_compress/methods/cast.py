@@ -25,9 +25,11 @@ class Dense(Method):
     collective = "allreduce"
     linear = True
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+    ) -> Exchanging:
         total = yield AllReduce(x, donate=True)
-        return Exchange(total, None, state)
+        return Exchange(total, state)
 
 
 @register
@@ -44,18 +46,21 @@ class Half(Method):
     paper = "Micikevicius et al., Mixed Precision Training, 2018"
     boundary = True
     examples = (Example("fp16", 2000, total="rounded"),)
+    retains = True
     collective = "allreduce"
     linear = True
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+    ) -> Exchanging:
         dtype = ops.dtype(x)
         if not dtype.startswith(("float", "bfloat")):
             total = yield AllReduce(x)
-            return Exchange(total, None, state)
+            return Exchange(total, state)
         sent = ops.cast(x, "float16")
         total = yield AllReduce(sent)
-        return Exchange(ops.cast(total, dtype), sent, state)
-
-    def retain(self, ops: Ops, corrected: Array, sent: Array) -> Array:
-        decoded = ops.cast(sent, ops.dtype(corrected))
-        return corrected - ops.where(ops.is_finite(decoded), decoded, 0.0)
+        left = None
+        if keep:
+            decoded = ops.cast(sent, dtype)
+            left = x - ops.where(ops.is_finite(decoded), decoded, 0.0)
+        return Exchange(ops.cast(total, dtype), state, left)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import Array, Exchange, Exchanging, State, World
+from hvd_compress.core.collectives import Array
 from hvd_compress.core.totals import Scattered, Total, dense
 from hvd_compress.methods.base import Example, count, register
 from hvd_compress.methods.topk import TopK
@@ -47,7 +47,7 @@ class GTopK(TopK):
     def combine(self, ops: Ops, bucket: Bucket, pieces: list[tuple[Array, Array]]) -> Total:
         winners = self._merge(ops, bucket, pieces)
         summed = ops.scatter_sum(bucket.numel, bucket.dtype, pieces)
-        return Scattered([(winners, ops.take(summed, winners))], bucket.numel, bucket.dtype)
+        return dense(ops, Scattered([(winners, ops.take(summed, winners))], bucket.numel, bucket.dtype))
 
     def _merge(self, ops: Ops, bucket: Bucket, chosen: list[tuple[Array, Array]]) -> Array:
         """The indices that are left when neighbours have been merged until one set remains."""
@@ -61,12 +61,6 @@ class GTopK(TopK):
             chosen = [*merged, *(chosen[-1:] if len(chosen) % 2 else [])]
         return chosen[0][0]
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
-        total, (indices, values), state, _ = yield from super().exchange(ops, bucket, x, state, world)
-        total = dense(ops, total)
+    def counted(self, ops: Ops, total: Total, indices: Array, values: Array) -> Array:
         # A coordinate of S whose contributions cancel to zero counts as one that was not taken, which loses nothing.
-        taken = ops.cast(ops.take(total, indices) != 0, ops.dtype(values))
-        return Exchange(total, (indices, values * taken), state)
-
-    def retain(self, ops: Ops, corrected: Array, sent: tuple[Array, Array]) -> Array:
-        return self.less(ops, corrected, sent)  # what was not taken stays
+        return values * ops.cast(ops.take(total, indices) != 0, ops.dtype(values))

@@ -86,7 +86,9 @@ class Homomorphic(Method):
     def init(self, ops: Ops, bucket: Bucket, size: int) -> Counted:
         return Counted(step=0)
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World, keep: bool = False
+    ) -> Exchanging:
         sketch = self.sketch(bucket, world.size)
         packed = yield SaturatingSum(ops.pack(ops.cast(x != 0, "uint8"), 1), bits=1, zero=0)
         union = ops.unpack(packed, 1, bucket.numel)
@@ -96,15 +98,15 @@ class Homomorphic(Method):
 
         branches = (partial(_sketched, ops, x, sketch, union, key), partial(_dense, x))
         taken = yield Branch(ops.cast(key[0] < 0, "int32"), branches)
-        return Exchange(taken.total, None, Counted(state.step + 1))
+        return Exchange(taken.total, Counted(state.step + 1))
 
 
 def _sketched(ops: Ops, x: Array, sketch: Sketch, union: Array, key: Array) -> Exchanging:
     """Sum by sketches, given a key by which they can be peeled."""
     peak = yield AllReduce(ops.reshape(ops.absmax(x), (1,)), op="max")
     sums = yield AllReduce(ops.write_sketch(sketch, union, key, peak, x), donate=True)
-    return Exchange(ops.read_sketch(sketch, union, key, peak, sums), None, ())
+    return Exchange(ops.read_sketch(sketch, union, key, peak, sums), ())
 
 
 def _dense(x: Array) -> Exchanging:
-    return Exchange((yield AllReduce(x, donate=True)), None, ())
+    return Exchange((yield AllReduce(x, donate=True)), ())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, World
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.methods.base import Counted, Example, Method, check_range, register
+from hvd_compress.methods.base import Counted, Example, Method, check_range, register, rows_of
 from hvd_compress.ops import Ops
 
 
@@ -41,6 +41,7 @@ class Int8(Method):
     collective = "2 allreduces (max, sum)"
     keeps = "step count"
     unbiasedness = "yes"
+    retains = True
 
     bits: int = 8
     block: int = 1024
@@ -65,18 +66,18 @@ class Int8(Method):
             raise UnsupportedError(f"int8:bits={self.bits} cannot sum over {ranks} ranks; take int8:bits=16")
         return levels
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World) -> Exchanging:
-        levels, blocks = self.levels(world.size), -(-bucket.numel // self.block)
-        rows = ops.reshape(ops.pad(x, blocks * self.block), (blocks, self.block))
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World, keep: bool = False
+    ) -> Exchanging:
+        levels, rows = self.levels(world.size), rows_of(ops, x, self.block)
         peak = yield AllReduce(ops.absmax(rows), op="max")
         seed = ops.seed(self.seed, bucket.seed, state.step, world.rank)
         sent = ops.to_lanes(rows, peak, levels, self.bits, seed)
-        total = self._decode(ops, (yield AllReduce(sent)), peak, levels, blocks)
-        return Exchange(total[: bucket.numel], (sent, peak, levels), Counted(state.step + 1))
+        summed = yield AllReduce(sent)
 
-    def _decode(self, ops: Ops, lanes: Array, peak: Array, levels: int, blocks: int) -> Array:
-        return ops.reshape(ops.from_lanes(lanes, peak, levels, self.bits, blocks, self.block), (-1,))
+        def decode(lanes: Array) -> Array:
+            values = ops.from_lanes(lanes, peak, levels, self.bits, int(rows.shape[0]), self.block)
+            return ops.reshape(values, (-1,))[: bucket.numel]
 
-    def retain(self, ops: Ops, corrected: Array, sent: tuple[Array, Array, int]) -> Array:
-        n = int(corrected.shape[0])
-        return ops.subtract(corrected, self._decode(ops, *sent, -(-n // self.block))[:n])
+        left = ops.subtract(x, decode(sent)) if keep else None
+        return Exchange(decode(summed), Counted(state.step + 1), left)

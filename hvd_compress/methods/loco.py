@@ -84,20 +84,22 @@ class LoCo(Method):
 
         return LoCoState(0, nothing(bucket.numel), nothing(part_size(bucket, size)))
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: LoCoState, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: LoCoState, world: World, keep: bool = False
+    ) -> Exchanging:
         code, served = Code("max", self.bits, self.block, dither=False), state.served
 
         def serve(total: Array) -> Array:
             nonlocal served
             before = self._read(ops, served, part_size(bucket, world.size), bucket.dtype)
-            answer, left = ops.quantise(total, code, 0, before, keep=True)
+            answer, left = ops.quantise(ops.add(total, before), code, keep=True)
             served = self._write(ops, before, left, state.step)
             return answer
 
         before = self._read(ops, state.sent, bucket.numel, bucket.dtype)
-        codes, left = ops.quantise_parts(x, world.size, code, 0, before, keep=True)
+        codes, left = ops.quantise_parts(ops.add(x, before), world.size, code, keep=True)
         total = yield from two_step(ops, bucket, codes, world, code, serve)
-        return Exchange(total, None, LoCoState(state.step + 1, self._write(ops, before, left, state.step), served))
+        return Exchange(total, LoCoState(state.step + 1, self._write(ops, before, left, state.step), served))
 
     @property
     def _memory(self) -> Code:

@@ -36,6 +36,7 @@ class LowRank(Method):
 
     family = "low-rank"
     feedback = True
+    retains = True
 
     rank: int = 4
     target_ratio: float = 0.0

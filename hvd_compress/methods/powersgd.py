@@ -72,7 +72,9 @@ class PowerSGD(LowRank):
     def init(self, ops: Ops, bucket: Bucket, size: int) -> PowerSGDState:
         return PowerSGDState(self.draw(ops, bucket, "right"))
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: PowerSGDState, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: PowerSGDState, world: World, keep: bool = False
+    ) -> Exchanging:
         ms, q = self.matrices(ops, bucket, x), state.q
         for _ in range(self.iterations):
             qs = [ops.orthogonalise(q) for q in self.right(ops, bucket, q)]
@@ -82,7 +84,5 @@ class PowerSGD(LowRank):
             q = yield AllReduce(flat(ops, mine))
 
         total = Products(ps, self.right(ops, bucket, q))
-        return Exchange(total, (ps, mine), PowerSGDState(q / world.size))
-
-    def retain(self, ops: Ops, corrected: Array, sent: tuple[list[Array], list[Array]]) -> Array:
-        return ops.subtract_products(corrected, *sent)
+        left = ops.subtract_products(x, ps, mine) if keep else None
+        return Exchange(total, PowerSGDState(q / world.size), left)

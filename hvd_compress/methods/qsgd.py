@@ -65,7 +65,7 @@ class QSGD(_Levels):
         check_range("norm", self.norm, "'max' or 'l2'", self.norm in ("max", "l2"))
 
     @property
-    def can_retain(self) -> bool:
+    def supports_feedback(self) -> bool:
         return self.norm == "max"
 
     @property

@@ -51,6 +51,7 @@ class Quantised(Method):
     boundary = True
     collective = "allgather, or alltoall + allgather"
     keeps = "step count; two-way: the servers' residuals"
+    retains = True
     serves_feedback: ClassVar[bool] = False
     """Whether a server keeps the error of its answer: codes that are biased need it."""
 
@@ -59,10 +60,6 @@ class Quantised(Method):
     def init(self, ops: Ops, bucket: Bucket, size: int) -> QuantisedState:
         kept = ops.zeros((part_size(bucket, size),), bucket.dtype) if self._serves else ()
         return QuantisedState(0, kept)
-
-    @property
-    def can_retain(self) -> bool:
-        return True
 
     @property
     def _serves(self) -> bool:
@@ -76,46 +73,31 @@ class Quantised(Method):
     def _seed(self, ops: Ops, *parts: Any) -> Any:
         return ops.seed(getattr(self, "seed", 0), *parts)
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: QuantisedState, world: World) -> Exchanging:
-        return self._run(ops, bucket, x, None, state, world)
-
-    def exchange_late(
-        self, ops: Ops, bucket: Bucket, x: Array, late: Array | None, state: QuantisedState, world: World
-    ) -> Exchanging:
-        return self._run(ops, bucket, x, late, state, world, keep=True)
-
-    def _run(
-        self,
-        ops: Ops,
-        bucket: Bucket,
-        x: Array,
-        late: Array | None,
-        state: QuantisedState,
-        world: World,
-        keep: bool = False,
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: QuantisedState, world: World, keep: bool = False
     ) -> Exchanging:
         seed = self._seed(ops, bucket.seed, state.step, world.rank)
         if not self.twoway:
-            data, left = ops.quantise(x, self.code, seed, late, keep)
+            data, left = ops.quantise(x, self.code, seed, keep)
             del x  # as much memory as the sum will take
             rows = yield AllGather(data)
             total = coded(ops, rows, self.code, bucket.numel, bucket.numel, bucket.dtype)
-            return Exchange(total, None, QuantisedState(state.step + 1, ()), left)
+            return Exchange(total, QuantisedState(state.step + 1, ()), left)
 
         kept = state.served
 
         def serve(total: Array) -> Array:
             nonlocal kept
-            served = kept if self._serves else None
             again = self._seed(ops, bucket.seed, state.step, world.rank, 1)
-            answer, rest = ops.quantise(total, self.code, again, served, keep=self._serves)
-            kept = rest if self._serves else kept
+            if not self._serves:
+                return ops.quantise(total, self.code, again)[0]
+            answer, kept = ops.quantise(ops.add(total, kept), self.code, again, keep=True)
             return answer
 
-        codes, left = ops.quantise_parts(x, world.size, self.code, seed, late, keep)
+        codes, left = ops.quantise_parts(x, world.size, self.code, seed, keep)
         del x
         total = yield from two_step(ops, bucket, codes, world, self.code, serve)
-        return Exchange(total, None, QuantisedState(state.step + 1, kept), left)
+        return Exchange(total, QuantisedState(state.step + 1, kept), left)
 
 
 def part_size(bucket: Bucket, size: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, World
+from hvd_compress.core.collectives import AllReduce, Array, Chosen, Exchange, Exchanging, World
 from hvd_compress.core.totals import Scattered
 from hvd_compress.methods.base import Counted, Example, Method, check_range, count, register
 from hvd_compress.ops import Ops
@@ -46,6 +46,7 @@ class RandomK(Method):
     keeps = "step count"
     unbiasedness = "with unbiased=on"
     feedback = True
+    retains = True
 
     ratio: float = 0.01
     unbiased: bool = False
@@ -56,7 +57,7 @@ class RandomK(Method):
         check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
 
     @property
-    def can_retain(self) -> bool:
+    def supports_feedback(self) -> bool:
         return not self.unbiased  # scaled values overshoot, so a residual would grow from step to step
 
     @property
@@ -66,7 +67,9 @@ class RandomK(Method):
     def init(self, ops: Ops, bucket: Bucket, size: int) -> Counted:
         return Counted(step=0)
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World, keep: bool = False
+    ) -> Exchanging:
         k = count(self.ratio, bucket.numel)
         bounds = np.arange(k + 1) * bucket.numel // k
         starts, lengths = ops.constant(bounds[:-1]), ops.constant(np.diff(bounds))
@@ -78,10 +81,5 @@ class RandomK(Method):
         summed = yield AllReduce(values)
 
         total = Scattered([(indices, summed)], bucket.numel, bucket.dtype)
-        return Exchange(total, indices, Counted(state.step + 1))
-
-    def retain(self, ops: Ops, corrected: Array, sent: Array) -> Array:
-        return ops.put(corrected, sent, 0.0)
-
-    def forget(self, ops: Ops, memory: Array, sent: Array) -> Array:
-        return ops.put(memory, sent, 0.0)
+        left = ops.put(x, indices, 0.0) if keep else None
+        return Exchange(total, Counted(state.step + 1), left, Chosen(indices))

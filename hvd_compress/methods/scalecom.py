@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, World
+from hvd_compress.core.collectives import AllReduce, Array, Chosen, Exchange, Exchanging, World
 from hvd_compress.core.totals import Scattered
 from hvd_compress.methods.base import Counted, Example, Method, check_range, count, register
 from hvd_compress.methods.sparse import within
@@ -45,6 +45,7 @@ class ScaleCom(Method):
     collective = "2 allreduces (indices, values)"
     keeps = "step count"
     feedback = True
+    retains = True
     memory: ClassVar[Mapping[str, Any]] = {"lowpass": 0.1}
 
     ratio: float = 0.01
@@ -55,7 +56,9 @@ class ScaleCom(Method):
     def init(self, ops: Ops, bucket: Bucket, size: int) -> Counted:
         return Counted(step=0)
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World, keep: bool = False
+    ) -> Exchanging:
         k = count(self.ratio, bucket.numel)
         indices = ops.choose(
             state.step % world.size == world.rank,
@@ -65,10 +68,5 @@ class ScaleCom(Method):
         indices = within(ops, ops.cast((yield AllReduce(indices)), "int64"), bucket, "the leader")
         summed = yield AllReduce(ops.take(x, indices))
         total = Scattered([(indices, summed)], bucket.numel, bucket.dtype)
-        return Exchange(total, indices, Counted(state.step + 1))
-
-    def retain(self, ops: Ops, corrected: Array, sent: Array) -> Array:
-        return ops.put(corrected, sent, 0.0)
-
-    def forget(self, ops: Ops, memory: Array, sent: Array) -> Array:
-        return ops.put(memory, sent, 0.0)
+        left = ops.put(x, indices, 0.0) if keep else None
+        return Exchange(total, Counted(state.step + 1), left, Chosen(indices))

@@ -70,7 +70,9 @@ class SignSGD(Method):
     def init(self, ops: Ops, bucket: Bucket, size: int) -> SignState:
         return SignState(0, ())
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: SignState, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: SignState, world: World, keep: bool = False
+    ) -> Exchanging:
         if self.twoway:
             seed = ops.seed(self.seed, bucket.seed, state.step, world.rank)
             votes, _ = ops.quantise_parts(x, world.size, VOTES)
@@ -82,7 +84,7 @@ class SignSGD(Method):
             votes = yield AllGather(ops.quantise(x, VOTES)[0])
             count = ops.dequantise(votes, VOTES, bucket.numel, bucket.dtype)
             total = ops.majority(count, ops.seed(self.seed, bucket.seed, state.step), world.size)
-        return Exchange(total, None, SignState(state.step + 1, state.momentum))
+        return Exchange(total, SignState(state.step + 1, state.momentum))
 
 
 @register
@@ -121,6 +123,8 @@ class Signum(SignSGD):
     def init(self, ops: Ops, bucket: Bucket, size: int) -> SignState:
         return SignState(0, ops.zeros((bucket.numel,), bucket.dtype))
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: SignState, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: SignState, world: World, keep: bool = False
+    ) -> Exchanging:
         momentum = ops.blend(state.momentum, x, self.beta)
-        return (yield from super().exchange(ops, bucket, momentum, state._replace(momentum=momentum), world))
+        return (yield from super().exchange(ops, bucket, momentum, state._replace(momentum=momentum), world, keep))

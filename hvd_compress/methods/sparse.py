@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllGather, Array, Exchange, Exchanging, State, World
+from hvd_compress.core.collectives import AllGather, Array, Chosen, Exchange, Exchanging, State, World
 from hvd_compress.core.totals import Scattered, Total
 from hvd_compress.methods.base import Method, check_range
 from hvd_compress.ops import DAMAGED, Ops
@@ -41,6 +41,7 @@ class Sparse(Method):
     family = "sparse"
     collective = "allgather"
     feedback = True
+    retains = True
     ragged: ClassVar[bool] = True
     """Whether ranks differ in how many coordinates they send; 32 bits say how many, then."""
 
@@ -61,7 +62,9 @@ class Sparse(Method):
         del ops
         return Scattered(pieces, bucket.numel, bucket.dtype)
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+    ) -> Exchanging:
         indices, state = self.select(ops, bucket, x, state)
         values = ops.take(x, indices)
         if self.values == "fp16":
@@ -78,21 +81,17 @@ class Sparse(Method):
             pieces = [wire.read(ops, everyone[rank], int(values.shape[0])) for rank in range(world.size)]
         senders = (f"rank {rank}" for rank in range(world.size))
         pieces = [(within(ops, i, bucket, who), v) for (i, v), who in zip(pieces, senders, strict=True)]
-        return Exchange(self.combine(ops, bucket, pieces), (indices, values), state)
+        total = self.combine(ops, bucket, pieces)
+        left = None
+        if keep:
+            counted = ops.cast(self.counted(ops, total, indices, values), bucket.dtype)
+            left = ops.put(x, indices, ops.take(x, indices) - counted)
+        return Exchange(total, state, left, Chosen(indices))
 
-    def retain(self, ops: Ops, corrected: Array, sent: tuple[Array, Array]) -> Array:
-        if self.values == "fp32":
-            return ops.put(corrected, sent[0], 0.0)
-        return self.less(ops, corrected, sent)
-
-    def less(self, ops: Ops, corrected: Array, sent: tuple[Array, Array]) -> Array:
-        """Take away at the indices what was sent there."""
-        indices, values = sent
-        left = ops.take(corrected, indices) - ops.cast(values, ops.dtype(corrected))
-        return ops.put(corrected, indices, left)
-
-    def forget(self, ops: Ops, memory: Array, sent: tuple[Array, Array]) -> Array:
-        return ops.put(memory, sent[0], 0.0)
+    def counted(self, ops: Ops, total: Total, indices: Array, values: Array) -> Array:
+        """Return what of the values of this rank is in the sum."""
+        del ops, total, indices
+        return values
 
 
 def within(ops: Ops, indices: Array, bucket: Bucket, sender: str) -> Array:

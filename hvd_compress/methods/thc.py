@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, SaturatingSum, World
 from hvd_compress.errors import SpecError
-from hvd_compress.methods.base import Counted, Example, Method, check_range, register
+from hvd_compress.methods.base import Counted, Example, Method, check_range, register, rows_of
 from hvd_compress.ops import Ops
 from hvd_compress.ops.lanes import pack_lanes, width_of
 
@@ -24,17 +24,6 @@ TABLES = {
 
 _WASTE = 8
 """A full rotation fills up at most 1/8 of the coordinates with zeros."""
-
-
-class _Sent(NamedTuple):
-    """What it takes to decode the integers of this rank: themselves, their ranges, and how they were rotated."""
-
-    lanes: Array
-    limits: Array
-    rotation: Any
-    width: int
-    blocks: int
-    columns: int
 
 
 @register
@@ -99,6 +88,7 @@ class THC(Method):
     keeps = "step count"
     unbiasedness = "with clip=0"
     feedback = True
+    retains = True
 
     bits: int = 4
     rotation: str = "partial"
@@ -144,11 +134,13 @@ class THC(Method):
                 block //= 2
         return block
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World, keep: bool = False
+    ) -> Exchanging:
         rotation, columns = None, self.columns(bucket.numel)
         blocks = -(-bucket.numel // columns)
         if self.rotation == "none":
-            rows = ops.reshape(ops.pad(x, blocks * columns), (blocks, columns))
+            rows = rows_of(ops, x, columns)
         else:
             rotation = ops.seed(self.seed, bucket.seed, state.step, 0)
             rows = ops.rotate(x, rotation, columns)
@@ -171,9 +163,13 @@ class THC(Method):
                 mine = pack_lanes(ops, ops.cast(self.round(ops, rows, limits, seed), "int32"), width)
             total = yield AllReduce(mine)
 
-        sent = _Sent(mine, limits, rotation, width, blocks, columns)
-        decoded = self._decode(ops, sent._replace(lanes=total))
-        return Exchange(decoded[: bucket.numel], sent, Counted(state.step + 1))
+        def decode(lanes: Array) -> Array:
+            decoded = ops.from_lanes(lanes, limits, self.top, width, blocks, columns)
+            whole = ops.reshape(decoded, (-1,)) if rotation is None else ops.unrotate(decoded, rotation)
+            return whole[: bucket.numel]
+
+        left = ops.subtract(x, decode(mine)) if keep else None
+        return Exchange(decode(total), Counted(state.step + 1), left)
 
     def _range(self, ops: Ops, rows: Array) -> Array:
         """What this rank takes for the largest magnitude of each block."""
@@ -195,10 +191,3 @@ class THC(Method):
         low = ops.reshape(ops.take(levels, index), shape)
         step = ops.reshape(ops.take(levels, index + 1), shape) - low
         return ops.where(u * step < x - low, low + step, low)
-
-    def _decode(self, ops: Ops, sent: _Sent) -> Array:
-        rows = ops.from_lanes(sent.lanes, sent.limits, self.top, sent.width, sent.blocks, sent.columns)
-        return ops.reshape(rows, (-1,)) if sent.rotation is None else ops.unrotate(rows, sent.rotation)
-
-    def retain(self, ops: Ops, corrected: Array, sent: _Sent) -> Array:
-        return ops.subtract(corrected, self._decode(ops, sent)[: corrected.shape[0]])

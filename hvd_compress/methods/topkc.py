@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, State, World
-from hvd_compress.methods.base import Example, Method, check_range, count, register
+from hvd_compress.core.collectives import AllReduce, Array, Chosen, Exchange, Exchanging, State, World
+from hvd_compress.methods.base import Example, Method, check_range, count, register, rows_of
 from hvd_compress.ops import Ops
 
 
@@ -45,6 +44,7 @@ class TopKC(Method):
     compared = ("topkc:ratio=0.5", "topkc:ratio=0.125", "topkc:ratio=0.0156")
     collective = "3 allreduces (max, norms, values)"
     feedback = True
+    retains = True
 
     ratio: float = 0.01
     chunk: int = 64
@@ -55,12 +55,10 @@ class TopKC(Method):
         check_range("chunk", self.chunk, "at least 1", self.chunk >= 1)
         check_range("values", self.values, "'fp32' or 'fp16'", self.values in ("fp32", "fp16"))
 
-    def _chunks(self, ops: Ops, x: Array) -> Array:
-        chunks = -(-int(x.shape[0]) // self.chunk)
-        return ops.reshape(ops.pad(x, chunks * self.chunk), (chunks, self.chunk))
-
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
-        p = self._chunks(ops, x)
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+    ) -> Exchanging:
+        p = rows_of(ops, x, self.chunk)
         rows = int(p.shape[0])
         norms = ops.norms(p)
         largest = yield AllReduce(ops.reshape(ops.absmax(norms), (1,)), op="max")
@@ -73,15 +71,8 @@ class TopKC(Method):
         sent = ops.cast(ops.reshape(ops.take(p, chosen), (-1,)) / unit, dtype)
         values = ops.cast((yield AllReduce(sent)), bucket.dtype) * unit
         total = ops.put(ops.zeros((rows, self.chunk), bucket.dtype), chosen, ops.reshape(values, (-1, self.chunk)))
-        mine = ops.reshape(ops.cast(sent, bucket.dtype) * unit, (-1, self.chunk))
-        return Exchange(ops.reshape(total, (-1,))[: bucket.numel], (chosen, mine), state)
-
-    def retain(self, ops: Ops, corrected: Array, sent: tuple[Array, Array]) -> Array:
-        chosen, mine = sent
-        p = self._chunks(ops, corrected)
-        left = ops.put(p, chosen, ops.take(p, chosen) - mine)
-        return ops.reshape(left, (-1,))[: corrected.shape[0]]
-
-    def forget(self, ops: Ops, memory: Array, sent: Any) -> Array:
-        m = self._chunks(ops, memory)
-        return ops.reshape(ops.put(m, sent[0], 0.0), (-1,))[: memory.shape[0]]
+        left = None
+        if keep:
+            mine = ops.reshape(ops.cast(sent, bucket.dtype) * unit, (-1, self.chunk))
+            left = ops.reshape(ops.put(p, chosen, ops.take(p, chosen) - mine), (-1,))[: bucket.numel]
+        return Exchange(ops.reshape(total, (-1,))[: bucket.numel], state, left, Chosen(chosen, self.chunk))

@@ -196,30 +196,21 @@ class Ops(Protocol):
     def project_back(self, x: Array, left: Array) -> Array:
         """``x.T @ left`` for a thin ``left``."""
 
-    def quantise(
-        self, x: Array, code: Code, seed: Any = 0, residual: Array | None = None, keep: bool = False
-    ) -> tuple[Array, Array | None]:
-        """Compress an array in one go, with error feedback.
+    def quantise(self, x: Array, code: Code, seed: Any = 0, keep: bool = False) -> tuple[Array, Array | None]:
+        """Compress an array in one go.
 
         Args:
-            x: Shape ``(n,)``; may be overwritten if ``residual`` is given or ``keep`` is set.
+            x: Shape ``(n,)``; may be overwritten if ``keep`` is set.
             code: How.
             seed: Of the dither.
-            residual: What is added to ``x`` before.
-            keep: Tell what is left.
+            keep: Return what is left, too.
 
         Returns:
-            ``code.size(n, dtype)`` bytes (uint8), and, with ``keep``, ``x + residual`` minus what they stand for.
+            ``code.size(n, dtype)`` bytes (uint8), and, with ``keep``, ``x`` minus what they stand for.
         """
 
     def quantise_parts(
-        self,
-        x: Array,
-        parts: int,
-        code: Code,
-        seed: Any = 0,
-        residual: Array | None = None,
-        keep: bool = False,
+        self, x: Array, parts: int, code: Code, seed: Any = 0, keep: bool = False
     ) -> tuple[Array, Array | None]:
         """`quantise` of parts of equal length, each by itself and with a seed of its own.
 

@@ -62,42 +62,31 @@ class Compiled(OnHost):
         """Where to write what may take the place of ``x``."""
         return x if self.in_place else self.room(x.size)
 
-    def quantise(
-        self, x: Array, code: Code, seed: Any = 0, residual: Array | None = None, keep: bool = False
-    ) -> tuple[Array, Array | None]:
+    def quantise(self, x: Array, code: Code, seed: Any = 0, keep: bool = False) -> tuple[Array, Array | None]:
         if not self._fits(x):
-            return super().quantise(x, code, seed, residual, keep)
-        data, left = self.quantise_parts(x, 1, code, seed, residual, keep, draw=False)
+            return super().quantise(x, code, seed, keep)
+        data, left = self.quantise_parts(x, 1, code, seed, keep, draw=False)
         return self.reshape(data, (-1,)), left
 
     def quantise_parts(
-        self,
-        x: Array,
-        parts: int,
-        code: Code,
-        seed: Any = 0,
-        residual: Array | None = None,
-        keep: bool = False,
-        draw: bool = True,
+        self, x: Array, parts: int, code: Code, seed: Any = 0, keep: bool = False, draw: bool = True
     ) -> tuple[Array, Array | None]:
         if not self._fits(x):
-            return super().quantise_parts(x, parts, code, seed, residual, keep)
+            return super().quantise_parts(x, parts, code, seed, keep)
         n = int(x.shape[0])
         size = -(-n // parts)
         row = code.size(size, "float32")
 
-        def run(x: Arr, *arrays: Arr) -> list[Arr]:
-            seeds, late = arrays[:parts], arrays[parts:]
+        def run(x: Arr, *seeds: Arr) -> list[Arr]:
             data, left = np.empty((parts, row), np.uint8), self._out(x) if keep else None
             for i in range(parts):
                 here = slice(i * size, (i + 1) * size)
-                kept, rest = (None if a is None else a[here] for a in (late[0] if late else None, left))
-                data[i] = _quantise(x[here], code, int(seeds[i]), kept, rest, size)
+                data[i] = _quantise(x[here], code, int(seeds[i]), None if left is None else left[here], size)
             return [data] if left is None else [data, left]
 
         seeds = [self.seed(seed, i) for i in range(parts)] if draw else [seed]
         outs: list[Out] = [("uint8", (parts, row)), ("float32", (n,))]
-        found = self.call(run, outs[: 1 + keep], x, *seeds, *([] if residual is None else [residual]))
+        found = self.call(run, outs[: 1 + keep], x, *seeds)
         return found[0], found[1] if keep else None
 
     def dequantise(self, rows: Array, code: Code, n: int, dtype: str, join: bool = False) -> Array:
@@ -246,13 +235,12 @@ class Compiled(OnHost):
         )[0]
 
 
-def _quantise(x: Arr, code: Code, seed: int, residual: Arr | None, left: Arr | None, size: int) -> Arr:
+def _quantise(x: Arr, code: Code, seed: int, left: Arr | None, size: int) -> Arr:
     """The bytes of a part, which is filled up with zeros to a length; what is left of it is written to ``left``."""
     if x.size == size:
-        return cpu.quantise(x, code, seed, residual, left)[0]
-    fill = (0, size - x.size)
-    late, room = None if residual is None else np.pad(residual, fill), None if left is None else np.empty(size, x.dtype)
-    data, rest = cpu.quantise(np.pad(x, fill), code, seed, late, room)
+        return cpu.quantise(x, code, seed, left)
+    rest = None if left is None else np.empty(size, x.dtype)
+    data = cpu.quantise(np.pad(x, (0, size - x.size)), code, seed, rest)
     if left is not None and rest is not None:
         left[...] = rest[: x.size]
     return data

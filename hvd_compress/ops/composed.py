@@ -52,32 +52,17 @@ class Composed(Ops):
     def project_back(self, x: Array, left: Array) -> Array:
         return self.transpose(x) @ left
 
-    def quantise(
-        self, x: Array, code: Code, seed: Any = 0, residual: Array | None = None, keep: bool = False
-    ) -> tuple[Array, Array | None]:
-        corrected = x if residual is None else x + residual
-        data = encode(self, corrected, code, seed)
-        if not keep:
-            return data, None
-        return data, corrected - decode(self, data, code, int(x.shape[0]), self.dtype(x))
+    def quantise(self, x: Array, code: Code, seed: Any = 0, keep: bool = False) -> tuple[Array, Array | None]:
+        data = encode(self, x, code, seed)
+        return data, x - decode(self, data, code, int(x.shape[0]), self.dtype(x)) if keep else None
 
     def quantise_parts(
-        self,
-        x: Array,
-        parts: int,
-        code: Code,
-        seed: Any = 0,
-        residual: Array | None = None,
-        keep: bool = False,
+        self, x: Array, parts: int, code: Code, seed: Any = 0, keep: bool = False
     ) -> tuple[Array, Array | None]:
         n = int(x.shape[0])
         size = -(-n // parts)
         rows = self.reshape(self.pad(x, parts * size), (parts, size))
-        late = None if residual is None else self.reshape(self.pad(residual, parts * size), (parts, size))
-        coded = [
-            self.quantise(rows[i], code, self.seed(seed, i), None if late is None else late[i], keep)
-            for i in range(parts)
-        ]
+        coded = [self.quantise(rows[i], code, self.seed(seed, i), keep) for i in range(parts)]
         data = self.reshape(self.concat([data for data, _ in coded]), (parts, -1))
         return data, self.concat([left for _, left in coded])[:n] if keep else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,6 @@ class TorchOps(OnHost):
     """
 
     name = "torch"
-    absorbs: ClassVar[bool] = False
-    """Whether `absorb` adds the residual in the same pass over memory."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -255,8 +253,6 @@ class TorchCpuOps(Compiled, TorchOps):
 
     Large arrays are numpy's, whose memory comes in huge pages: PyTorch's own takes several times as long to touch.
     """
-
-    absorbs = True
 
     def call(self, function: Callable[..., Sequence[Any]], outs: Sequence[Out], *arrays: Any) -> list[Tensor]:
         given = [a.contiguous().numpy() if isinstance(a, Tensor) else a for a in arrays]

@@ -25,12 +25,15 @@ class TorchCudaOps(TorchOps):
             return super().fill(buffer, span, grad, scale)
         return torch.where(cuda.put_finite(buffer[span], grad.view(-1)), 0.0, torch.nan)
 
-    def quantise(
-        self, x: Tensor, code: Code, seed: Any = 0, residual: Tensor | None = None, keep: bool = False
-    ) -> tuple[Array, Array | None]:
+    def absorb(self, buffer: Tensor, residual: Tensor, span: slice, grad: Tensor, scale: float) -> float | Tensor:
+        if scale != 1 or not (grad.is_contiguous() and self._fits(buffer)) or grad.dtype == torch.float64:
+            return super().absorb(buffer, residual, span, grad, scale)
+        return torch.where(cuda.put_finite(buffer[span], grad.view(-1), residual[span]), 0.0, torch.nan)
+
+    def quantise(self, x: Tensor, code: Code, seed: Any = 0, keep: bool = False) -> tuple[Array, Array | None]:
         if not self._fits(x):
-            return super().quantise(x, code, seed, residual, keep)
-        return cuda.quantise(x, code, seed, residual, keep, x if keep else None)
+            return super().quantise(x, code, seed, keep)
+        return cuda.quantise(x, code, seed, keep, x if keep else None)
 
     def dequantise(self, rows: Tensor, code: Code, n: int, dtype: str, join: bool = False) -> Array:
         if dtype != "float32" or not n:

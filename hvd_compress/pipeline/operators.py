@@ -59,20 +59,24 @@ class MinMax(Method):
     name = "minmax"
     paper = PAPER
     collective = "allgather"
+    retains = True
 
     bits: int = 8
 
     def __post_init__(self) -> None:
         check_range("bits", self.bits, "2 to 8", 2 <= self.bits <= 8)
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+    ) -> Exchanging:
         ends = ops.extremes(x)
         codes = ops.to_steps(x, ends, self._levels)
         everyone = yield AllGather(ops.to_bytes(ends, ops.pack(codes, self.bits)))
         total = self._decode(ops, bucket, everyone[0])
         for rank in range(1, world.size):
             total = ops.add(total, self._decode(ops, bucket, everyone[rank]))
-        return Exchange(total, (ends, codes), state)
+        left = ops.subtract(x, ops.from_steps(codes, ends, self._levels)) if keep else None
+        return Exchange(total, state, left)
 
     @property
     def _levels(self) -> int:
@@ -82,9 +86,6 @@ class MinMax(Method):
         size = packed_size(bucket.numel, self.bits)
         ends, packed = ops.from_bytes(data, (bucket.dtype, 2), ("uint8", size))
         return ops.from_steps(ops.unpack(packed, self.bits, bucket.numel), ends, self._levels)
-
-    def retain(self, ops: Ops, corrected: Array, sent: tuple[Array, Array]) -> Array:
-        return ops.subtract(corrected, ops.from_steps(sent[1], sent[0], self._levels))
 
 
 class Mask(NamedTuple):
@@ -114,12 +115,12 @@ class SharedMask(Method):
     def __post_init__(self) -> None:
         check_range("values", self.values, "'fp32' or 'fp16'", self.values in ("fp32", "fp16"))
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: Mask, world: World) -> Exchanging:
+    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: Mask, world: World, keep: bool = False) -> Exchanging:
         values = ops.take(x, state.indices)
         if self.values == "fp16":
             values = ops.cast(ops.clip(values, -HALF_MAX, HALF_MAX), "float16")
         summed = ops.cast((yield AllReduce(values)), bucket.dtype)
-        return Exchange(ops.put(ops.zeros((bucket.numel,), bucket.dtype), state.indices, summed), None, state)
+        return Exchange(ops.put(ops.zeros((bucket.numel,), bucket.dtype), state.indices, summed), state)
 
 
 OPERATORS: Mapping[str, type[Method]] = {

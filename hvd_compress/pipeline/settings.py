@@ -113,7 +113,7 @@ def _suited(method: Method, memory: Memory) -> Memory:
     """The memory of a direction: what goes uncompressed needs none."""
     if isinstance(method, Dense):
         return "none"
-    if memory in FEEDBACK and not method.can_retain:
+    if memory in FEEDBACK and not method.supports_feedback:
         raise SpecError(
             f"memory={memory!r} is not possible with {method!r}: what it does not send cannot be kept, or would grow;"
             " take memory='none', or a pair: that of activations and that of gradients"

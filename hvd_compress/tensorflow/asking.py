@@ -10,7 +10,6 @@ ranks disagree if they have named other lists of what seems to be the same model
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 from collections import Counter
@@ -166,10 +165,9 @@ def _exchange(mine: Said, transport: GraphTransport) -> list[Said]:
 
     Where all say the same, an allreduce tells: in that a rank that has joined may be missing.
     """
-    words = np.frombuffer(hashlib.sha256(json.dumps(mine).encode()).digest(), np.uint16).astype(np.int64)
-    sums = np.concatenate([[1], words, words**2])
-    sums = hvd.mpi_ops._allreduce(tf.constant(sums), name=_NAME, op=hvd.Sum, process_set=transport.process_set).numpy()
-    if (sums[0] * sums[1 + len(words) :] == sums[1 : 1 + len(words)] ** 2).all():
+    digests = tf.constant(agreement.digests([mine]), tf.int64)
+    sums = hvd.mpi_ops._allreduce(digests, name=_NAME, op=hvd.Sum, process_set=transport.process_set)
+    if all(agreement.equal(sums.numpy().tolist())):
         return [mine] * transport.world.size
     lines = transport.gather_bytes(json.dumps(mine).encode() + b"\n", f"{_NAME}.said").splitlines()
     return [Said(*json.loads(line)) for line in lines]

@@ -17,6 +17,7 @@ from hvd_compress.core.state_tree import Kind, flatten, kinds, unflatten
 from hvd_compress.elastic import Membership
 from hvd_compress.errors import GradientError, StateError
 from hvd_compress.merging import PRECISION, Gradient, Merge, Planned, gradient, plan
+from hvd_compress.methods.base import compensated
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.tensorflow import tensorflow_ops
 from hvd_compress.redistribution import Kept
@@ -287,6 +288,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         """Build the exchange of one bucket; gives the totals, the changes of state, and the payload bytes."""
         bucket, ops, variables = planned.bucket, tensorflow_ops(), self.slots[planned.bucket.key]
         state = unflatten(self._initial(planned), {path: variable.read_value() for path, variable in variables.items()})
+        x = compensated(ops, planned.method, x, state)
         exchanging = planned.method.exchange(ops, bucket, x, state, self.world)
         exchanging = lower(exchanging, ops, self.world, self.transport.missing)
         exchange, sent = drive(exchanging, f"{self._prefix}.{bucket.key}", self.transport, after)

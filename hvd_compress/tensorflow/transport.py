@@ -134,7 +134,7 @@ def _branch(message: Branch, name: str, transport: GraphTransport, after: Tensor
     def build(number: int, start: Callable[[], Exchanging]) -> tuple[Any, Tensor]:
         exchange, sent = drive(start(), f"{name}.{number}", transport, after)
         # None cannot leave a branch.
-        exchange = exchange._replace(**{name: () for name, part in exchange._asdict().items() if part is None})
+        exchange = Exchange._make(() if part is None else part for part in exchange)
         return tf.nest.map_structure(tf.convert_to_tensor, exchange), sent
 
     branches = [lambda n=n, start=start: build(n, start) for n, start in enumerate(message.branches)]

@@ -8,7 +8,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from hvd_compress.core.collectives import Collective, Exchange, State
+from hvd_compress.core.collectives import Collective, Exchange
 from hvd_compress.core.totals import dense
 from hvd_compress.core.transport import InFlight, Transport
 from hvd_compress.errors import CompressionError, ExchangeError
@@ -48,7 +48,7 @@ class BucketExchange:
         self._replaces = replaces
         self._admits, self._count = admits, count
         self._buffer: Tensor | None = None
-        self._lent: tuple[Tensor, State] | None = None
+        self._residual: Tensor | None = None
         self._grads: dict[int, Tensor] = {}
         self._missing = set(range(len(owner.spans)))
         self._frozen: list[int] = []
@@ -76,14 +76,14 @@ class BucketExchange:
         """
         buffer, span = self._open(), self._owner.spans[position]
         self._grads[position] = grad
+        # A gradient that is not finite must not reach the method: it would spoil scales and its neighbours.
         if frozen:
             self._frozen.append(position)
-            grad = torch.zeros_like(grad)
-        # A gradient that is not finite must not reach the method: it would spoil scales and its neighbours.
-        if self._lent is None:
+            peak = self.ops.fill(buffer, span, torch.zeros_like(grad), scale)
+        elif self._residual is None:
             peak = self.ops.fill(buffer, span, grad, scale)
         else:
-            peak = self.ops.absorb(buffer, self._lent[0], span, grad, scale)
+            peak = self.ops.absorb(buffer, self._residual, span, grad, scale)
         self._missing.remove(position)
         if not self._missing:
             self.start()
@@ -92,9 +92,7 @@ class BucketExchange:
     def _open(self) -> Tensor:
         """Return the buffer that the gradients of this step go to."""
         if self._buffer is None:
-            self._buffer = self._owner.buffer()
-            if self._replaces and self.ops.absorbs:
-                self._lent = self._owner.method.lend(self._owner.state)
+            self._buffer, self._residual = self._owner.buffer(), self._owner.residual
         return self._buffer
 
     def start(self) -> None:
@@ -102,13 +100,12 @@ class BucketExchange:
         if self.begun:
             return
         self.begun = True
-        self._owner.clear(self._frozen)
-        buffer, spans = self._open(), self._owner.spans
-        for position in self._missing if self._lent is None else {*self._missing, *self._frozen}:
-            span = spans[position]
-            buffer[span] = 0 if self._lent is None else self._lent[0][span]
-        state = self._owner.state if self._lent is None else self._lent[1]
-        if self._lent is None:
+        buffer = self._open()
+        for position in self._missing:
+            span = self._owner.spans[position]
+            buffer[span] = 0 if self._residual is None else self._residual[span]
+        state = self._owner.without(self._owner.state, self._frozen)
+        if self._residual is None:
             self._buffer = None  # the method's from here on
         with exactly(self.ops.device):  # backward may run inside the user's autocast
             flight = InFlight(
@@ -151,11 +148,10 @@ class BucketExchange:
         """Take over the new state; or else keep the one from before the step."""
         if commit:
             assert self._result is not None
-            self._owner.commit(self._result.state)
-            self._owner.clear(self._frozen)
-        if self._lent is not None and self._buffer is not None:
-            self._owner.recycle(self._buffer, self._lent[0] if commit else None)
-        self._lent = self._buffer = None
+            self._owner.commit(self._owner.without(self._result.state, self._frozen))
+        if self._residual is not None and self._buffer is not None:
+            self._owner.recycle(self._buffer, self._residual)
+        self._residual = self._buffer = None
 
     @property
     def can_deliver(self) -> bool:

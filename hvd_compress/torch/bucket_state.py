@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -18,9 +18,9 @@ from hvd_compress.ops.torch_devices import torch_ops
 class BucketState:
     """A bucket, its method, and the method's state.
 
-    Where the method lends its residual, a step fills a buffer with residual plus gradient, which becomes the next
-    residual once the step counts. The old residual stays as it is until then, so a step is undone by not taking over
-    its state. After that its memory is the next step's buffer.
+    A step fills a buffer with gradient plus residual, and what is left of it becomes the next residual once the step
+    counts. The old residual stays as it is until then, so a step is rolled back by not taking over its state. After
+    that its memory is the next step's buffer.
 
     Args:
         planned: The bucket and its method.
@@ -40,6 +40,12 @@ class BucketState:
         self._spare: Tensor | None = None
         self._before: State | None = None
 
+    @property
+    def residual(self) -> Tensor | None:
+        """The vector to add to the gradients of a step."""
+        residual: Tensor | None = self.method.residual(self.state)
+        return residual
+
     def buffer(self) -> Tensor:
         """Return memory for the gradients of a step; the step before cannot be undone after that."""
         self._before = None
@@ -50,11 +56,10 @@ class BucketState:
         """Take over the state of a step that counts."""
         self._before, self.state = self.state, state
 
-    def recycle(self, buffer: Tensor, residual: Tensor | None = None) -> None:
-        """Take back the buffer of a step, or else the old residual where the buffer has become the new one."""
-        lent = self.method.lend(self.state)
-        kept = residual is not None and lent is not None and lent[0].data_ptr() == buffer.data_ptr()
-        self._spare = residual if kept else buffer
+    def recycle(self, *vectors: Tensor) -> None:
+        """Keep one of these for the next `buffer` that the state does not refer to."""
+        used = {leaf.untyped_storage().data_ptr() for leaf in self._tensors(self.state)}
+        self._spare = next((v for v in vectors if v.untyped_storage().data_ptr() not in used), None)
 
     def undo(self) -> None:
         """Go back to the state from before the last step that counted; only until the next one begins."""
@@ -62,18 +67,24 @@ class BucketState:
             self.state, self._before = self._before, None
             self._spare = None  # it may be the residual again
 
-    def forget(self, positions: Iterable[int]) -> None:
+    def forget(self, positions: Sequence[int]) -> None:
         """Clear what is kept of some gradients, as far as it is kept coordinate by coordinate; between steps."""
         self._before = None
-        self.clear(positions)
+        self.state = self.without(self.state, positions)
 
-    def clear(self, positions: Iterable[int]) -> None:
-        """Clear what is kept of some gradients, as far as it is kept coordinate by coordinate."""
-        known = kinds(self.state)
-        vectors = [leaf for path, leaf in flatten(self.state).items() if known[path].per is Per.COORDINATE]
-        for position in positions:
-            for vector in vectors:
-                vector[self.spans[position]] = 0
+    def without(self, state: State, positions: Sequence[int]) -> State:
+        """Return a state that has kept nothing of some gradients, as far as it is kept coordinate by coordinate."""
+        leaves, known = flatten(state), kinds(state)
+        for path, leaf in leaves.items() if positions else ():
+            if known[path].per is Per.COORDINATE:
+                leaves[path] = leaf.clone()
+                for position in positions:
+                    leaves[path][self.spans[position]] = 0
+        return unflatten(state, leaves)
+
+    @staticmethod
+    def _tensors(state: State) -> list[Tensor]:
+        return [leaf for leaf in flatten(state).values() if isinstance(leaf, Tensor)]
 
     def read(self) -> dict[str, Any]:
         """Return the state as named leaves: copies in numpy, and ints. During a step, those from before it."""

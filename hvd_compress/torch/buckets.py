@@ -76,7 +76,7 @@ class Buckets:
 
     def __init__(self, method: Router, merge: Merge, members: Sequence[Member], size: int) -> None:
         self.size = size
-        self.fixed: Merge | None = None if merge == "auto" else merge
+        self.fixed: Merge | None = None if merge == "search" else merge
         self.partition: Merge = merge
         self.layout = Layout([], {}, 0)
         self._method = method

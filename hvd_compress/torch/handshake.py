@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
-import zlib
 from collections.abc import Callable, Hashable, Iterable
 from typing import NoReturn
 
@@ -20,19 +18,13 @@ from hvd_compress.torch.waiting import nap
 PATIENCE = 2.0
 """Seconds to wait where another rank may legally come later: it may first want something of this one."""
 
-_BITS = 24
-"""Of a digest, so that its square summed over many ranks stays within int64."""
-
 
 _LATEST: dict[tuple[Hashable, str], Handshake] = {}
 """The latest handshake of each name in each epoch."""
 
 
 class Handshake:
-    """Compares what `agreement.describe` gives on each rank, by a sum of digests.
-
-    A sum, as Horovod performs no other collective when a rank has called ``hvd.join()``. For digests d_i of
-    n ranks, n sum(d_i^2) = sum(d_i)^2 holds if and only if all are equal (Cauchy-Schwarz), and every rank can tell.
+    """Compares what `agreement.describe` gives on each rank, by a sum of `agreement.digests`.
 
     Args:
         facts: What must be equal on all ranks, from `agreement.describe`.
@@ -46,13 +38,9 @@ class Handshake:
         self.facts = facts
         self._transport = transport
         self._name = f"hvd_compress.agreement.{place}"
-        self._titles, digests = _digests(facts)
-        self._mine = [
-            1,
-            int(afresh),
-            agreement.job_of(facts),
-            *(part for digest in digests for part in (digest, digest**2)),
-        ]
+        table = agreement.compared(facts)
+        self._titles = list(table)
+        self._mine = [int(afresh), agreement.job_of(facts), *agreement.digests(table.values())]
         self._sums: list[int] = []
         self._pending: Handle | None = None
         self._launch()
@@ -90,17 +78,17 @@ class Handshake:
         Raises:
             DisagreementError: If they differ.
         """
-        count, _, job, *sums = self._sums
-        for title, first, second in zip(self._titles, sums[::2], sums[1::2], strict=True):
-            if count * second != first**2:
+        _, job, *sums = self._sums
+        for title, same in zip(self._titles, agreement.equal(sums), strict=True):
+            if not same:
                 self._refuse(title)
         return job
 
     @property
     def all_afresh(self) -> bool:
         """Whether no rank has exchanged anything before all agreed; once it is done."""
-        count, afresh, *_ = self._sums
-        return count == afresh
+        afresh, _, ranks, *_ = self._sums
+        return ranks == afresh
 
     def _refuse(self, title: str) -> NoReturn:
         """Ask the ranks for the facts themselves; do without if not all of them can answer any more."""
@@ -122,8 +110,3 @@ def place_of(names: Iterable[str]) -> str:
     Models that differ still share their smallest name in most cases; two optimizers have no name in common.
     """
     return min(names, default="")
-
-
-def _digests(facts: bytes) -> tuple[list[str], list[int]]:
-    table = agreement.compared(facts)
-    return list(table), [zlib.crc32(json.dumps(fact).encode()) % 2**_BITS for fact in table.values()]

@@ -21,8 +21,7 @@ class ErrorFeedbackState(NamedTuple):
     """What error feedback keeps.
 
     Attributes:
-        residual: What this rank has not sent yet, in the units of its gradient; shape ``(bucket.numel,)``. None where
-            it has been lent and comes back with the gradient added to it.
+        residual: ``d e_i``, in the units of the gradient, to be added to the next one; shape ``(bucket.numel,)``.
         inner: The state of the method inside.
     """
 
@@ -57,24 +56,21 @@ class ErrorFeedback(Wrapper):
     def init(self, ops: Ops, bucket: Bucket, size: int) -> ErrorFeedbackState:
         return ErrorFeedbackState(ops.zeros((bucket.numel,), bucket.dtype), self.inner.init(ops, bucket, size))
 
-    def lend(self, state: ErrorFeedbackState) -> tuple[Array, ErrorFeedbackState] | None:
-        return (state.residual, state._replace(residual=None)) if self.decay == self.lowpass == 1 else None
+    def residual(self, state: ErrorFeedbackState) -> Array:
+        return state.residual
 
-    def _late(self, state: ErrorFeedbackState) -> Array | None:
-        return state.residual if self.decay == 1 else state.residual * self.decay
-
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: ErrorFeedbackState, world: World) -> Exchanging:
-        total, _, inner, residual = yield from self.inner.exchange_late(
-            ops, bucket, x, self._late(state), state.inner, world
-        )
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: ErrorFeedbackState, world: World, keep: bool = False
+    ) -> Exchanging:
+        exchange = yield from self.inner.exchange(ops, bucket, x, state.inner, world, keep=True)
+        residual = exchange.left if self.decay == 1 else ops.scale(exchange.left, self.decay)
         if self.lowpass != 1:
-            residual = state.residual * (1 - self.lowpass) + residual * self.lowpass
-        return Exchange(total, None, ErrorFeedbackState(residual, inner))
+            residual = ops.blend(state.residual, residual, 1 - self.lowpass)
+        return Exchange(exchange.total, ErrorFeedbackState(residual, exchange.state))
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: ErrorFeedbackState, world: World) -> Exchanging:
-        late = self._late(state)
-        total = yield AllReduce(x if late is None else ops.add(x, late), donate=True)
-        return Exchange(total, None, state._replace(residual=ops.zeros((bucket.numel,), bucket.dtype)))
+        total = yield AllReduce(x, donate=True)
+        return Exchange(total, state._replace(residual=ops.zeros((bucket.numel,), bucket.dtype)))
 
 
 class EF21State(NamedTuple):
@@ -113,16 +109,18 @@ class EF21(Wrapper):
         zeros = ops.zeros((bucket.numel,), bucket.dtype)
         return EF21State(zeros, zeros, self.inner.init(ops, bucket, size))
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: EF21State, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: EF21State, world: World, keep: bool = False
+    ) -> Exchanging:
         change = x - state.local
-        total, _, inner, left = yield from self.inner.exchange_late(ops, bucket, change, None, state.inner, world)
-        local = x - left
-        shared = state.shared + dense(ops, total)
-        return Exchange(own(shared), None, EF21State(local, shared, inner))
+        exchange = yield from self.inner.exchange(ops, bucket, change, state.inner, world, keep=True)
+        local = x - exchange.left
+        shared = state.shared + dense(ops, exchange.total)
+        return Exchange(own(shared), EF21State(local, shared, exchange.state))
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: EF21State, world: World) -> Exchanging:
         total = yield AllReduce(x)
-        return Exchange(own(total), None, state._replace(local=x, shared=total))
+        return Exchange(own(total), state._replace(local=x, shared=total))
 
 
 def check_retains(memory: Wrapper, feedback: str) -> None:
@@ -131,7 +129,7 @@ def check_retains(memory: Wrapper, feedback: str) -> None:
     Raises:
         SpecError: If it is not.
     """
-    if not memory.inner.can_retain:
+    if not memory.inner.supports_feedback:
         raise SpecError(
             f"feedback={feedback} is not possible with {memory.inner!r}: what it does not send cannot be kept, or would"
             " grow; take feedback=off"

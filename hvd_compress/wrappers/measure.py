@@ -10,7 +10,7 @@ from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, State, World
 from hvd_compress.core.state_tree import Measurement
 from hvd_compress.core.totals import dense
-from hvd_compress.methods.base import Wrapper
+from hvd_compress.methods.base import Wrapper, compensated
 from hvd_compress.ops import Ops
 
 
@@ -43,11 +43,15 @@ class Measured(Wrapper):
         zero = ops.zeros((), "float64")
         return MeasuredState(zero, zero, self.inner.init(ops, bucket, size))
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: MeasuredState, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: MeasuredState, world: World, keep: bool = False
+    ) -> Exchanging:
         exact = yield AllReduce(x)
-        total, _, inner, _ = yield from self.inner.exchange(ops, bucket, x, state.inner, world)
-        error = state.error + ops.sum_squares(dense(ops, total) - exact)
-        return Exchange(total, None, MeasuredState(error, state.norm + ops.sum_squares(exact), inner))
+        x = compensated(ops, self.inner, x, state.inner)
+        exchange = yield from self.inner.exchange(ops, bucket, x, state.inner, world)
+        error = state.error + ops.sum_squares(dense(ops, exchange.total) - exact)
+        norm = state.norm + ops.sum_squares(exact)
+        return Exchange(exchange.total, MeasuredState(error, norm, exchange.state))
 
 
 def vnmse(states: Iterable[Any]) -> float | None:

@@ -9,7 +9,7 @@ from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, State, World
 from hvd_compress.core.state_tree import Own, Residual, Vector
 from hvd_compress.core.totals import dense
-from hvd_compress.methods.base import Wrapper, check_range
+from hvd_compress.methods.base import Wrapper, check_range, clear, compensated
 from hvd_compress.ops import Ops
 from hvd_compress.wrappers.error_feedback import check_retains, own
 
@@ -73,16 +73,20 @@ class MomentumCorrection(Wrapper):
             x = x * ops.cast(ops.where(norm > limit, limit / ops.where(norm > 0, norm, 1.0), 1.0), ops.dtype(x))
         return ops.accelerate(x, state.velocity, state.residual, self.momentum, self.nesterov)
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: MomentumCorrectionState, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: MomentumCorrectionState, world: World, keep: bool = False
+    ) -> Exchanging:
         velocity, corrected = self._accumulate(ops, x, state, world)
-        total, sent, inner, left = yield from self.inner.exchange_late(ops, bucket, corrected, None, state.inner, world)
-        return Exchange(total, None, MomentumCorrectionState(self.inner.forget(ops, velocity, sent), left, inner))
+        exchange = yield from self.inner.exchange(ops, bucket, corrected, state.inner, world, keep=True)
+        if exchange.chosen:  # () where a graph has branched
+            velocity = clear(ops, velocity, exchange.chosen)
+        return Exchange(exchange.total, MomentumCorrectionState(velocity, exchange.left, exchange.state))
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: MomentumCorrectionState, world: World) -> Exchanging:
         velocity, corrected = self._accumulate(ops, x, state, world)
         total = yield AllReduce(corrected, donate=True)
         zeros = ops.zeros((bucket.numel,), bucket.dtype)
-        return Exchange(total, None, state._replace(velocity=velocity, residual=zeros))
+        return Exchange(total, state._replace(velocity=velocity, residual=zeros))
 
 
 class MomentumState(NamedTuple):
@@ -122,14 +126,18 @@ class Momentum(Wrapper):
     def init(self, ops: Ops, bucket: Bucket, size: int) -> MomentumState:
         return MomentumState(ops.zeros((bucket.numel,), bucket.dtype), self.inner.init(ops, bucket, size))
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: MomentumState, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: MomentumState, world: World, keep: bool = False
+    ) -> Exchanging:
+        x = compensated(ops, self.inner, x, state.inner)
         return self._apply(ops, state, (yield from self.inner.exchange(ops, bucket, x, state.inner, world)))
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: MomentumState, world: World) -> Exchanging:
+        x = compensated(ops, self.inner, x, state.inner)
         return self._apply(ops, state, (yield from self.inner.dense(ops, bucket, x, state.inner, world)))
 
     def _apply(self, ops: Ops, state: MomentumState, exchange: Exchange) -> Exchange:
         summed = dense(ops, exchange.total)
         velocity = state.velocity * self.momentum + summed
         total = velocity * self.momentum + summed if self.nesterov else own(velocity)
-        return Exchange(total, None, MomentumState(velocity, exchange.state))
+        return Exchange(total, MomentumState(velocity, exchange.state))

@@ -12,7 +12,7 @@ from hvd_compress.core.collectives import Array, Branch, Exchange, Exchanging, S
 from hvd_compress.core.state_tree import Passing, Residual
 from hvd_compress.core.totals import dense
 from hvd_compress.errors import SpecError
-from hvd_compress.methods.base import Method, Wrapper, check_range
+from hvd_compress.methods.base import Method, Wrapper, check_range, compensated
 from hvd_compress.methods.cast import Dense
 from hvd_compress.ops import Ops
 from hvd_compress.wrappers.error_feedback import ErrorFeedback, ErrorFeedbackState
@@ -68,15 +68,16 @@ class Schedule(Wrapper):
     def init(self, ops: Ops, bucket: Bucket, size: int) -> ScheduleState:
         return ScheduleState(0, self.inner.init(ops, bucket, size))
 
-    def lend(self, state: ScheduleState) -> tuple[Array, ScheduleState] | None:
-        lent = self.inner.lend(state.inner)
-        return None if lent is None else (lent[0], state._replace(inner=lent[1]))
+    def residual(self, state: ScheduleState) -> Array | None:
+        return self.inner.residual(state.inner)
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: ScheduleState, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: ScheduleState, world: World, keep: bool = False
+    ) -> Exchanging:
         def run(method: Method) -> Exchanging:
             dense = isinstance(method, Dense)
             start = self.inner.dense if dense else method.exchange
-            return (yield from start(ops, bucket, x, state.inner, world))._replace(sent=None)
+            return (yield from start(ops, bucket, x, state.inner, world))._replace(chosen=None)
 
         index: Any = ops.stage(state.step, [stage.until for stage in self.stages]) if self.stages else 0
         methods = [*(stage.method for stage in self.stages), self.inner]
@@ -85,11 +86,11 @@ class Schedule(Wrapper):
             index = index * (1 - due) + len(methods) * due
             methods.append(Dense())
         taken = yield Branch(index, tuple(partial(run, method) for method in methods))
-        return Exchange(taken.total, None, ScheduleState(state.step + 1, taken.state))
+        return Exchange(taken.total, ScheduleState(state.step + 1, taken.state))
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: ScheduleState, world: World) -> Exchanging:
-        total, _, inner, _ = yield from self.inner.dense(ops, bucket, x, state.inner, world)
-        return Exchange(total, None, ScheduleState(state.step + 1, inner))
+        exchange = yield from self.inner.dense(ops, bucket, x, state.inner, world)
+        return Exchange(exchange.total, ScheduleState(state.step + 1, exchange.state))
 
 
 def schedule(method: Method, start: int = 0, warmup: int = 0, every: int = 0) -> Method:
@@ -173,17 +174,23 @@ class Phases(Method):
         zeros = ops.zeros((bucket.numel,), bucket.dtype)
         return PhasesState(0, zeros, tuple(method.init(ops, bucket, size) for method in self._bare))
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: PhasesState, world: World) -> Exchanging:
+    def residual(self, state: PhasesState) -> Array:
+        return state.residual
+
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: PhasesState, world: World, keep: bool = False
+    ) -> Exchanging:
         def run(number: int) -> Exchanging:
             method, inner = self.phases[number][1], state.inner[number]
             if isinstance(method, ErrorFeedback):
                 before = ErrorFeedbackState(state.residual, inner)
-                total, _, (residual, inner), _ = yield from method.exchange(ops, bucket, x, before, world)
+                exchange = yield from method.exchange(ops, bucket, x, before, world)
+                residual, inner = exchange.state
             else:
-                total, _, inner, _ = yield from method.exchange(ops, bucket, x + state.residual, inner, world)
-                residual = ops.zeros((bucket.numel,), bucket.dtype)
+                exchange = yield from method.exchange(ops, bucket, x, inner, world)
+                residual, inner = ops.zeros((bucket.numel,), bucket.dtype), exchange.state
             inners = (*state.inner[:number], inner, *state.inner[number + 1 :])
-            return Exchange(total, None, PhasesState(state.step + 1, residual, inners))
+            return Exchange(exchange.total, PhasesState(state.step + 1, residual, inners))
 
         index = ops.stage(state.step, [begin for begin, _ in self.phases[1:]])
         taken: Exchange = yield Branch(index, tuple(partial(run, number) for number in range(len(self.phases))))
@@ -240,20 +247,23 @@ class Delayed(Wrapper):
         zeros = ops.zeros((bucket.numel,), bucket.dtype)
         return DelayedState(0, zeros, zeros, self.inner.init(ops, bucket, size))
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: DelayedState, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: DelayedState, world: World, keep: bool = False
+    ) -> Exchanging:
         behind = state.arriving - state.ahead * world.size
 
         def go_ahead() -> Exchanging:
             mine = x * 1  # the method inside may overwrite its input
-            total, _, inner, _ = yield from self.inner.exchange(ops, bucket, x, state.inner, world)
-            return Exchange(
-                behind + mine * world.size, None, DelayedState(state.step + 1, dense(ops, total), mine, inner)
-            )
+            given = compensated(ops, self.inner, x, state.inner)
+            exchange = yield from self.inner.exchange(ops, bucket, given, state.inner, world)
+            arriving = dense(ops, exchange.total)
+            return Exchange(behind + mine * world.size, DelayedState(state.step + 1, arriving, mine, exchange.state))
 
         def correct() -> Exchanging:
-            total, _, inner, _ = yield from self.inner.dense(ops, bucket, x, state.inner, world)
+            given = compensated(ops, self.inner, x, state.inner)
+            exchange = yield from self.inner.dense(ops, bucket, given, state.inner, world)
             zeros = ops.zeros((bucket.numel,), bucket.dtype)
-            return Exchange(behind + total, None, DelayedState(state.step + 1, zeros, zeros, inner))
+            return Exchange(behind + exchange.total, DelayedState(state.step + 1, zeros, zeros, exchange.state))
 
         due = ops.stage(state.step % self.every, [self.every - 1])
         taken: Exchange = yield Branch(due, (go_ahead, correct))

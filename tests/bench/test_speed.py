@@ -42,17 +42,17 @@ def test_resnet50_is_in_the_order_of_its_modules() -> None:
 
 
 def test_entries() -> None:
-    found = entries(["none", "topk:ratio=0.01"], ["layer", 2, None], True)
+    found = entries(["none", "topk:ratio=0.01"], ["layer", "search", None], True)
     assert [entry.label for entry in found] == [
         ALONE,
         "Horovod's none",
         "Horovod's fp16",
         "none",
         "topk:ratio=0.01 merge=layer",
-        "topk:ratio=0.01 merge=2",
+        "topk:ratio=0.01 merge=search",
         "topk:ratio=0.01",
     ]
-    assert [entry.warmup for entry in found] == [0, 0, 0, 0, 0, 0, SEARCH_STEPS]
+    assert [entry.warmup for entry in found] == [0, 0, 0, 0, 0, SEARCH_STEPS, 0]
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_refusals(tmp_path: Path, arguments: list[str], message: str) -> None:
     ("given", "merges"),
     [
         ([], [None]),
-        (["layer,2,auto"], ["layer", 2, "auto"]),
+        (["layer,2,search"], ["layer", 2, "search"]),
         (["layer", "at:12,40", "bytes:1MB"], ["layer", "at:12,40", "bytes:1MB"]),
     ],
 )

@@ -10,17 +10,19 @@ from hvd_compress import LocalWorld
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.methods.acpsgd import ACPSGD
 from hvd_compress.methods.powersgd import PowerSGD
+from hvd_compress.wrappers.error_feedback import ErrorFeedback
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_literal_algorithm(framework: str) -> None:
-    ops, bucket, method = ops_of(framework), bucket_of((10, 6), dtype="float64"), ACPSGD(rank=2)
+    ops, bucket, method = ops_of(framework), bucket_of((10, 6), dtype="float64"), ErrorFeedback(ACPSGD(rank=2))
     states = [method.init(ops, bucket, 2) for _ in range(2)]
-    p, q = (np.asarray(leaf).reshape(-1, 2) for leaf in (states[0].p, states[0].q))
+    nothing, (_, *factors) = states[0]
+    p, q = (np.asarray(leaf).reshape(-1, 2) for leaf in factors)
     for step in range(5):
         xs = normal(bucket, 2, seed=step)
         results = lockstep(ops, method, bucket, xs, states)
-        states = [result.state for result in results]
+        states = [result.state._replace(residual=nothing) for result in results]
         ms = [x.reshape(10, 6) for x in xs]
         if step % 2 == 0:
             q = np.linalg.qr(q)[0]
@@ -29,9 +31,8 @@ def test_literal_algorithm(framework: str) -> None:
             p = np.linalg.qr(p)[0]
             mine, q = [p @ p.T @ m for m in ms], np.sum(ms, axis=0).T @ p
         np.testing.assert_allclose(np.asarray(results[0].total).reshape(10, 6), p @ q.T, atol=1e-9)
-        for result, sent in zip(results, mine, strict=True):
-            (left,), (right,) = result.sent
-            np.testing.assert_allclose(np.asarray(left) @ np.asarray(right).T, sent, atol=1e-9)
+        for result, m, sent in zip(results, ms, mine, strict=True):
+            np.testing.assert_allclose(np.asarray(result.state.residual).reshape(10, 6), m - sent, atol=1e-9)
 
 
 def test_two_steps_are_a_power_iteration() -> None:

@@ -282,7 +282,7 @@ def alone(exchanging: Exchanging) -> Exchange:
     import tensorflow as tf
 
     def branch(start: Callable[[], Exchanging]) -> Callable[[], Any]:
-        return lambda: tf.nest.map_structure(tf.convert_to_tensor, alone(start())._replace(sent=(), left=()))
+        return lambda: tf.nest.map_structure(tf.convert_to_tensor, Exchange._make((*alone(start())[:2], (), ())))
 
     def answer(message: Collective | Branch) -> Any:
         if isinstance(message, Branch):
@@ -337,4 +337,4 @@ def test_what_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_there_is_nothing_to_feed_back() -> None:
-    assert not Homomorphic().can_retain and not Homomorphic.feedback
+    assert not Homomorphic().supports_feedback and not Homomorphic.feedback

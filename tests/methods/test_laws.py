@@ -27,7 +27,7 @@ def core(spec: str, feedback: bool = False) -> Method:
     return ErrorFeedback(bare(spec)) if feedback else bare(spec)
 
 
-RETAINING = [spec for spec in SPECS if core(spec).can_retain]
+RETAINING = [spec for spec in SPECS if core(spec).supports_feedback]
 
 SHAPES: list[tuple[int, ...]] = [(0,), (), (1,), (7,), (1000,), (30, 40), (4, 3, 3, 3), (1, 1)]
 DTYPES = ["float16", "float32", "float64"]
@@ -151,10 +151,23 @@ def test_without_compression_it_is_the_identity(spec: str, framework: str) -> No
     results = lockstep(ops, method, BUCKET, xs, [method.init(ops, BUCKET, len(xs)) for _ in xs])
     atol = 1e-5 if isinstance(method, LowRank) else 1e-6
     np.testing.assert_allclose(np.asarray(results[0].total), sum(xs), rtol=0, atol=atol)
-    if method.can_retain:
+    if method.supports_feedback:
         late = ErrorFeedback(method)
         results = lockstep(ops, late, BUCKET, xs, [late.init(ops, BUCKET, len(xs)) for _ in xs])
         np.testing.assert_allclose(np.asarray(results[0].state.residual), 0, atol=atol)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("spec", [spec for spec in RETAINING if "twoway=on" not in spec])
+def test_what_is_left_is_the_input_without_what_was_sent(spec: str, framework: str) -> None:
+    """To keep it changes nothing else. One rank gets what it has sent."""
+    ops, method = ops_of(framework), core(spec)
+    feedback = ErrorFeedback(method)
+    (x,) = normal(BUCKET, 1)
+    (plain,) = lockstep(ops, method, BUCKET, [x.copy()], [method.init(ops, BUCKET, 1)])
+    (kept,) = lockstep(ops, feedback, BUCKET, [x.copy()], [feedback.init(ops, BUCKET, 1)])
+    np.testing.assert_array_equal(np.asarray(kept.total), np.asarray(plain.total))
+    np.testing.assert_allclose(np.asarray(kept.state.residual), x - np.asarray(plain.total), rtol=0, atol=2e-6)
 
 
 @pytest.mark.slow
@@ -200,7 +213,7 @@ def test_ragged_payloads_say_how_many_coordinates_they_have(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_states_come_back_from_their_leaves(spec: str) -> None:
-    method, ops = core(spec, feedback=core(spec).can_retain), ops_of("numpy")
+    method, ops = core(spec, feedback=core(spec).supports_feedback), ops_of("numpy")
     state = method.init(ops, BUCKET, 1)
     for step in range(2):
         (result,) = lockstep(ops, method, BUCKET, normal(BUCKET, 1, seed=step), [state])
@@ -215,7 +228,7 @@ def test_states_come_back_from_their_leaves(spec: str) -> None:
 @pytest.mark.parametrize("spec", SPECS)
 def test_leaves_are_what_their_annotations_say(spec: str) -> None:
     """So that they can be dealt out to other ranks and other buckets."""
-    method, ops = core(spec, feedback=core(spec).can_retain), ops_of("numpy")
+    method, ops = core(spec, feedback=core(spec).supports_feedback), ops_of("numpy")
     state = method.init(ops, BUCKET, 3)
     alone = [leaves(method.init(ops, bucket_of(shape), 3)) for shape in BUCKET.shapes]
     for path, leaf in leaves(state).items():
@@ -234,7 +247,7 @@ def test_leaves_are_what_their_annotations_say(spec: str) -> None:
 @pytest.mark.parametrize("spec", SPECS)
 def test_states_are_never_overwritten(spec: str, framework: str) -> None:
     """A step that is thrown away must leave the state that it started from."""
-    ops, method = ops_of(framework), core(spec, feedback=core(spec).can_retain)
+    ops, method = ops_of(framework), core(spec, feedback=core(spec).supports_feedback)
     state = method.init(ops, BUCKET, 1)
     (result,) = lockstep(ops, method, BUCKET, normal(BUCKET, 1), [state])
     state, before = result.state, {path: leaf.copy() for path, leaf in leaves(result.state).items()}

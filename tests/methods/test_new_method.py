@@ -81,7 +81,7 @@ def test_the_laws_are_run_on_it(cyclic: Path) -> None:
     """And one that breaks them is caught."""
     said = laws(cyclic)
     assert " passed" in said and "failed" not in said and "error" not in said, said
-    (cyclic / "cyclic.py").write_text(CODE.replace("ops.put(corrected, sent, 0.0)", "ops.put(corrected, sent, 0.1)"))
+    (cyclic / "cyclic.py").write_text(CODE.replace("ops.put(x, indices, 0.0)", "ops.put(x, indices, 0.1)"))
     said = laws(cyclic)
     assert "test_residuals_telescope[cyclic:period=4]" in said and " failed" in said, said
 

@@ -100,11 +100,13 @@ class Summing(Method):
     def __init__(self, bits: int, zero: int, branch: bool = False) -> None:
         self.bits, self.zero, self.branch = bits, zero, branch
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: object, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: object, world: World, keep: bool = False
+    ) -> Exchanging:
         def run() -> Exchanging:
             codes = ops.pack(ops.cast(x, "uint8"), self.bits)
             summed = yield SaturatingSum(codes, self.bits, self.zero)
-            return Exchange(ops.unpack(summed, self.bits, bucket.numel), None, ())
+            return Exchange(ops.unpack(summed, self.bits, bucket.numel), ())
 
         if self.branch:
             taken: Exchange = yield Branch(0, (run,))
@@ -161,7 +163,7 @@ def test_other_messages_pass_unchanged() -> None:
 
     def exchange() -> Exchanging:
         reply = yield asked
-        return Exchange(reply, None, ())
+        return Exchange(reply, ())
 
     drive = Drive(lower(exchange(), NUMPY, World(0, 2), LACKS))
     assert drive.message is asked

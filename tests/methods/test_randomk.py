@@ -56,6 +56,7 @@ def test_values_are_summed_where_they_belong() -> None:
     bucket, ops, method = bucket_of((300,)), ops_of("numpy"), RandomK(ratio=0.2)
     xs = normal(bucket, 4)
     results = lockstep(ops, method, bucket, xs, [method.init(ops, bucket, len(xs)) for _ in xs])
-    sent = results[0].sent
+    assert results[0].chosen is not None
+    sent = results[0].chosen.rows
     np.testing.assert_allclose(results[0].total[sent], np.sum(xs, axis=0)[sent], rtol=1e-6)
     assert np.count_nonzero(results[0].total) == len(sent) == 60

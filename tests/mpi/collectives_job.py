@@ -47,12 +47,14 @@ class Codes(Method):
     bits: int
     zero: int
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+    ) -> Exchanging:
         top = 2**self.bits - 1
         codes = ops.cast(ops.clip(ops.floor(x), -self.zero, top - self.zero) + self.zero, "uint8")
         data = yield SaturatingSum(pack(ops, codes, self.bits), self.bits, self.zero)
         total = ops.cast(unpack(ops, data, self.bits, bucket.numel), bucket.dtype) - self.zero
-        return Exchange(total, None, state)
+        return Exchange(total, state)
 
 
 def integers(low: int, high: int) -> list[Arr]:

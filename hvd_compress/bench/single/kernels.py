@@ -120,21 +120,19 @@ def _operations(n: int) -> Iterator[Operation]:
     yield Operation("to bfloat16", partial(cpu.to_bfloat16, x), 1.5)
 
 
-def _codes(cpu: Any, n: int, x: Floats, residual: Floats, out: Floats) -> Iterator[Operation]:
-    """Codes of a few bits; what is compressed is what was left the time before."""
+def _codes(cpu: Any, n: int, x: Floats, left: Floats, out: Floats) -> Iterator[Operation]:
+    """Codes of a few bits."""
     for bits in (2, 3, 4, 8):
         code = Code("max", bits, 512)
-        left = x.copy()
-        name = f"{bits} bits: compensate, quantise, pack, retain"
-        yield Operation(name, partial(cpu.quantise, left, code, 1, residual, left), 3 + bits / 32)
-        data, _ = cpu.quantise(x, code, 1)
+        name = f"{bits} bits: quantise, pack, keep what is left"
+        yield Operation(name, partial(cpu.quantise, x, code, 1, left), 2 + bits / 32)
+        data = cpu.quantise(x, code, 1)
         for ranks in (1, 2):
             rows, name = np.stack([data] * ranks), f"{bits} bits: unpack and add up {ranks}"
             yield Operation(name, partial(cpu.dequantise, rows, code, n, out=out), 1 + ranks * bits / 32)
-    code, left = Code("mean", 1, 8192), x.copy()
-    name = "signs: compensate, means, pack, retain"
-    yield Operation(name, partial(cpu.quantise, left, code, 1, residual, left), 3)
-    rows = np.stack([cpu.quantise(x, code, 1)[0]] * 2)
+    code = Code("mean", 1, 8192)
+    yield Operation("signs: means, pack, keep what is left", partial(cpu.quantise, x, code, 1, left), 2)
+    rows = np.stack([cpu.quantise(x, code, 1)] * 2)
     yield Operation("signs: unpack and add up 2", partial(cpu.dequantise, rows, code, n, out=out), 1)
 
 

@@ -79,7 +79,7 @@ Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each method."
 Warmup = Annotated[int, typer.Option(min=1, help="Steps of each before.")]
 Merging = Annotated[
     Optional[list[str]],  # noqa: UP045
-    typer.Option(help="Partitions to compare, as layer,2,auto; by default the package's own. Can be repeated."),
+    typer.Option(help="Partitions to compare, as layer,2,search; by default the package's own. Can be repeated."),
 ]
 Against = Annotated[
     Optional[Rival],  # noqa: UP045
@@ -167,7 +167,7 @@ def exchange(
 
 
 def read_merges(given: Sequence[str]) -> list[Merge | None]:
-    """Read partitions as in ``layer,2,auto``; one such as ``at:12,40`` stands alone."""
+    """Read partitions as in ``layer,2,search``; one such as ``at:12,40`` stands alone."""
     words = [word for text in given for word in ([text] if text.startswith("at:") else text.split(","))]
     return [int(word) if word.strip().isdigit() else word.strip() for word in words] or [None]
 

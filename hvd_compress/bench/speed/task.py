@@ -41,7 +41,7 @@ class Entry(NamedTuple):
         if self.horovod or not self.spec or parse(self.spec).linear:
             return 0
         merge: Merge = DEFAULT_MERGE if self.merge is None else self.merge
-        return SEARCH_STEPS if merge == "auto" else 0
+        return SEARCH_STEPS if merge == "search" else 0
 
 
 class Task(NamedTuple):

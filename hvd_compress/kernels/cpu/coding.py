@@ -22,38 +22,35 @@ _SCALES = {"max": PEAK, "l2": L2, "clipped": CLIPPED}
 _SIGNS = {"one": 0, "mean": 1, "means": 2}
 
 
-def quantise(
-    x: Floats, code: Code, seed: int, residual: Floats | None = None, out: Floats | None = None
-) -> tuple[Bytes, Floats | None]:
-    """Compress an array, with error feedback, as `Ops.quantise` does.
+def quantise(x: Floats, code: Code, seed: int, out: Floats | None = None) -> Bytes:
+    """Compress an array as `Ops.quantise` does.
 
     Args:
         x: Shape ``(n,)``; neither inf nor nan.
         code: How.
         seed: Of the dither.
-        residual: What is added to ``x`` before.
-        out: Where to write ``x + residual`` minus what is sent; may be ``x`` or ``residual``. None does not.
+        out: Where to write ``x`` minus what is sent; may be ``x``. None does not.
 
     Returns:
-        The bytes, and ``out``.
+        The bytes.
     """
     n = x.size
     data = np.empty(code.size(n, "float32"), np.uint8)
-    added, left = _EMPTY if residual is None else residual, _EMPTY if out is None else out
+    left = _EMPTY if out is None else out
     if code.kind == "bfloat16":
-        encode_bfloat16(x, added, data.view(np.uint16), left)
+        encode_bfloat16(x, data.view(np.uint16), left)
     elif code.kind == "powers":
-        encode_powers(x, added, *_keys(seed), data, left)
+        encode_powers(x, *_keys(seed), data, left)
     else:
         block, skip = _layout(code, n)
         scales, planes = data[:skip].view(np.float32), data[skip:]
         if code.kind in _SIGNS:
             kind = _SIGNS[code.kind]
-            encode_signs(x, added, kind, block, scales.reshape(kind, scales.size // max(kind, 1)), planes, left)
+            encode_signs(x, kind, block, scales.reshape(kind, scales.size // max(kind, 1)), planes, left)
         else:
             how = (_SCALES[code.kind], code.bits, block, code.clip, code.dither)
-            encode_levels(x, added, *how, *_keys(seed), scales, planes, left)
-    return data, out
+            encode_levels(x, *how, *_keys(seed), scales, planes, left)
+    return data
 
 
 def dequantise(

@@ -60,40 +60,34 @@ def _dithered(
 
 
 @part
-def corrected(x: Any, residual: Any, out: Any) -> Any:
-    """Write ``x + residual``, or ``x`` if there is no residual; the largest magnitude of that."""
+def copied(x: Any, out: Any) -> Any:
+    """Copy ``x``; return its largest magnitude."""
     peak = np.uint32(0)
-    if residual.size:
-        for i in range(x.size):
-            p = x[i] + residual[i]
-            out[i] = p
-            peak = max(peak, np.uint32(bits_of(p) & MAGNITUDE))
-    else:
-        for i in range(x.size):
-            out[i] = x[i]
-            peak = max(peak, np.uint32(bits_of(x[i]) & MAGNITUDE))
+    for i in range(x.size):
+        out[i] = x[i]
+        peak = max(peak, np.uint32(bits_of(x[i]) & MAGNITUDE))
     return float_of(peak)
 
 
 @part
-def _scale(x: Any, residual: Any, start: Any, stop: Any, kind: Any, clip: Any) -> Any:
-    peak = peak_of(x, residual, start, stop)
+def _scale(x: Any, start: Any, stop: Any, kind: Any, clip: Any) -> Any:
+    peak = peak_of(x, start, stop)
     if kind == PEAK or (kind == CLIPPED and clip == 0):
         return peak
-    length = squares_of(x, residual, start, stop)
+    length = squares_of(x, start, stop)
     if kind == L2:
         return np.float32(np.sqrt(length))
     return min(peak, np.float32(clip * np.sqrt(length / (stop - start))))
 
 
 @loop(
-    NOTHING, FLOATS, FLOATS, INT, INT, INT, FLOAT, FLAG, WORD, WORD, FLOATS_OUT, BYTES_OUT, FLOATS_OUT
+    NOTHING, FLOATS, INT, INT, INT, FLOAT, FLAG, WORD, WORD, FLOATS_OUT, BYTES_OUT, FLOATS_OUT
 )  # fmt: skip
 def encode_levels(
-    x: Any, residual: Any, kind: Any, bits: Any, block: Any, clip: Any, dither: Any, seed: Any, key: Any,
+    x: Any, kind: Any, bits: Any, block: Any, clip: Any, dither: Any, seed: Any, key: Any,
     scales: Any, planes: Any, left: Any,
 ) -> None:  # fmt: skip
-    """Write scales and codes of ``x + residual``, and, where ``left`` is not empty, what they leave of it."""
+    """Write scales and codes of ``x``, and, where ``left`` is not empty, what they leave of it."""
     n, levels, scale = x.size, np.float32((1 << (bits - 1)) - 1), np.float32(0)
     whole, unused, codes = np.empty(GROUP, np.float32), np.empty(GROUP, np.float32), np.empty(GROUP, np.uint8)
     words, packed = codes.view(np.uint64), np.empty(GROUP, np.uint8)
@@ -105,10 +99,10 @@ def encode_levels(
             number = here // block
             last = min((number + 1) * block, n)
             stop = min(last, end)
-            peak = corrected(x[here:stop], residual[here:stop], whole)
+            peak = copied(x[here:stop], whole)
             if here == number * block:
                 alone = kind == PEAK and stop == last
-                scale = peak if alone else _scale(x, residual, here, last, kind, clip)
+                scale = peak if alone else _scale(x, here, last, kind, clip)
                 scales[number] = scale
             inverse, step = levels / (scale if scale > _TINY else np.float32(1)), scale / levels
             lows, remains = codes[here - start :], left[here:stop] if left.size else unused[: stop - here]

@@ -22,7 +22,7 @@ from hvd_compress.kernels.cpu.compiled import (
     loop,
     part,
 )
-from hvd_compress.kernels.cpu.levels import corrected
+from hvd_compress.kernels.cpu.levels import copied
 from hvd_compress.kernels.cpu.noise import scrambled
 from hvd_compress.ops.coding import EXPONENTS
 from hvd_compress.ops.packing import GROUP
@@ -49,14 +49,14 @@ def _power(code: Any, top: Any) -> Any:
     return np.float32(0) if below == 0 else (-magnitude if code >= 128 else magnitude)
 
 
-@loop(NOTHING, FLOATS, FLOATS, WORD, WORD, BYTES_OUT, FLOATS_OUT)
-def encode_powers(x: Any, residual: Any, seed: Any, key: Any, data: Any, left: Any) -> None:
-    """Write the codes of ``x + residual``, and, where ``left`` is not empty, what they leave of it; it may be ``x``."""
+@loop(NOTHING, FLOATS, WORD, WORD, BYTES_OUT, FLOATS_OUT)
+def encode_powers(x: Any, seed: Any, key: Any, data: Any, left: Any) -> None:
+    """Write the codes of ``x``, and, where ``left`` is not empty, what they leave of it; it may be ``x``."""
     n, top = x.size, np.int32(0)
     whole, unused = np.empty(GROUP, np.float32), np.empty(GROUP, np.float32)
     for start in range(0, n, GROUP):
         end, first = min(start + GROUP, n), np.uint32(start)
-        corrected(x[start:end], residual[start:end], whole)
+        copied(x[start:end], whole)
         exponents = data[1 + start : 1 + end]
         for i in range(end - start):
             exponent = _exponent(whole[i], np.uint32(first + np.uint32(i)), seed, key)
@@ -65,7 +65,7 @@ def encode_powers(x: Any, residual: Any, seed: Any, key: Any, data: Any, left: A
     data[0] = np.uint8(top)
     for start in range(0, n, GROUP):
         end = min(start + GROUP, n)
-        corrected(x[start:end], residual[start:end], whole)
+        copied(x[start:end], whole)
         codes, remains = data[1 + start : 1 + end], left[start:end] if left.size else unused
         for i in range(end - start):
             below = max(np.int32(np.int32(codes[i]) - top + np.int32(EXPONENTS)), np.int32(0))
@@ -90,13 +90,13 @@ def decode_powers(rows: Any, first: Any, last: Any, out: Any) -> None:
                     place[i] = _power(np.int32(codes[i]), top)
 
 
-@loop(NOTHING, FLOATS, FLOATS, SHORTS_OUT, FLOATS_OUT)
-def encode_bfloat16(x: Any, residual: Any, data: Any, left: Any) -> None:
-    """Write the nearest bfloat16 to ``x + residual``, and, where ``left`` is not empty, what they leave of it."""
+@loop(NOTHING, FLOATS, SHORTS_OUT, FLOATS_OUT)
+def encode_bfloat16(x: Any, data: Any, left: Any) -> None:
+    """Write the nearest bfloat16 to ``x``, and, where ``left`` is not empty, what they leave of it."""
     n, whole, unused = x.size, np.empty(GROUP, np.float32), np.empty(GROUP, np.float32)
     for start in range(0, n, GROUP):
         end = min(start + GROUP, n)
-        corrected(x[start:end], residual[start:end], whole)
+        copied(x[start:end], whole)
         codes, remains = data[start:end], left[start:end] if left.size else unused
         for i in range(end - start):
             code = narrowed(whole[i])

@@ -29,34 +29,22 @@ def absmax(x: Floats) -> Floats:
 
 
 @part
-def peak_of(x: Any, residual: Any, start: Any, stop: Any) -> Any:
-    """The largest magnitude of ``x + residual`` from ``start`` to ``stop``; of ``x`` if there is no residual."""
-    peak = np.uint32(0)
-    if residual.size:
-        a, b = x[start:stop], residual[start:stop]
-        for i in range(stop - start):
-            peak = max(peak, np.uint32(bits_of(a[i] + b[i]) & MAGNITUDE))
-    else:
-        a = x[start:stop]
-        for i in range(stop - start):
-            peak = max(peak, np.uint32(bits_of(a[i]) & MAGNITUDE))
+def peak_of(x: Any, start: Any, stop: Any) -> Any:
+    """Return the largest magnitude from ``start`` to ``stop``."""
+    peak, part_of = np.uint32(0), x[start:stop]
+    for i in range(stop - start):
+        peak = max(peak, np.uint32(bits_of(part_of[i]) & MAGNITUDE))
     return float_of(peak)
 
 
 @total
-def squares_of(x: Any, residual: Any, start: Any, stop: Any) -> Any:
-    """The sum of their squares, which fits a float64 whatever they are."""
+def squares_of(x: Any, start: Any, stop: Any) -> Any:
+    """Return the sum of the squares from ``start`` to ``stop``, which fits a float64 whatever they are."""
     squares: Any = 0.0
-    if residual.size:
-        a, b = x[start:stop], residual[start:stop]
-        for i in range(stop - start):
-            one = np.float64(np.float32(a[i] + b[i]))
-            squares += one * one
-    else:
-        a = x[start:stop]
-        for i in range(stop - start):
-            one = np.float64(a[i])
-            squares += one * one
+    part_of = x[start:stop]
+    for i in range(stop - start):
+        one = np.float64(part_of[i])
+        squares += one * one
     return squares
 
 
@@ -65,11 +53,11 @@ def _peaks(x: Any, out: Any) -> None:
     """The largest magnitude of each of as many parts as there is room for."""
     size = x.size // max(out.size, 1)
     for row in range(out.size):
-        out[row] = peak_of(x, x[:0], row * size, (row + 1) * size)
+        out[row] = peak_of(x, row * size, (row + 1) * size)
 
 
 @loop(NOTHING, given(types.float32, 2), FLOATS_OUT)
 def _norms(rows: Any, out: Any) -> None:
     """The L2 norm of each row."""
     for row in range(rows.shape[0]):
-        out[row] = np.float32(np.sqrt(squares_of(rows[row], rows[row, :0], 0, rows.shape[1])))
+        out[row] = np.float32(np.sqrt(squares_of(rows[row], 0, rows.shape[1])))

@@ -21,58 +21,44 @@ from hvd_compress.kernels.cpu.compiled import (
     part,
     total,
 )
-from hvd_compress.kernels.cpu.levels import corrected
+from hvd_compress.kernels.cpu.levels import copied
 from hvd_compress.ops.packing import GROUP
 
 
 @total
-def _magnitudes(x: Any, residual: Any) -> Any:
+def _magnitudes(x: Any) -> Any:
     """The sum of the magnitudes."""
     magnitudes: Any = 0.0
-    if residual.size:
-        for i in range(x.size):
-            magnitudes += np.float64(abs(np.float32(x[i] + residual[i])))
-    else:
-        for i in range(x.size):
-            magnitudes += np.float64(abs(x[i]))
+    for i in range(x.size):
+        magnitudes += np.float64(abs(x[i]))
     return magnitudes
 
 
 @total
-def _sums(x: Any, residual: Any, start: Any, stop: Any) -> Any:
+def _sums(x: Any) -> Any:
     """The sum of what is not negative, how many these are, and the sum of the others."""
     above: Any = 0.0
     below: Any = 0.0
     ups: Any = np.int32(0)
-    if residual.size:
-        a, b = x[start:stop], residual[start:stop]
-        for i in range(stop - start):
-            one = np.float32(a[i] + b[i])
-            up = one >= 0
-            above += np.float64(one if up else np.float32(0))
-            below += np.float64(np.float32(0) if up else one)
-            ups = np.int32(ups + np.int32(up))
-    else:
-        a = x[start:stop]
-        for i in range(stop - start):
-            one = a[i]
-            up = one >= 0
-            above += np.float64(one if up else np.float32(0))
-            below += np.float64(np.float32(0) if up else one)
-            ups = np.int32(ups + np.int32(up))
+    for i in range(x.size):
+        one = x[i]
+        up = one >= 0
+        above += np.float64(one if up else np.float32(0))
+        below += np.float64(np.float32(0) if up else one)
+        ups = np.int32(ups + np.int32(up))
     return above, below, ups
 
 
 @part
-def _scales(x: Any, residual: Any, start: Any, stop: Any, kind: Any) -> Any:
+def _scales(x: Any, kind: Any) -> Any:
     """What stands for what is not negative, and for the rest."""
     if kind == 0:
         return np.float32(1), np.float32(-1)
     if kind == 1:
-        mean = np.float32(_magnitudes(x[start:stop], residual[start:stop]) / (stop - start))
+        mean = np.float32(_magnitudes(x) / x.size)
         return mean, -mean
-    above, below, ups = _sums(x, residual, start, stop)
-    return np.float32(above / max(ups, 1)), np.float32(below / max(stop - start - ups, 1))
+    above, below, ups = _sums(x)
+    return np.float32(above / max(ups, 1)), np.float32(below / max(x.size - ups, 1))
 
 
 @part
@@ -83,13 +69,12 @@ def _split(x: Any, above: Any, below: Any, codes: Any, remains: Any) -> None:
         remains[i] = x[i] - (above if up else below)
 
 
-@loop(NOTHING, FLOATS, FLOATS, INT, INT, filled(types.float32, 2), BYTES_OUT, FLOATS_OUT)
-def encode_signs(x: Any, residual: Any, kind: Any, block: Any, scales: Any, planes: Any, left: Any) -> None:
-    """Write scales and signs of ``x + residual``, and, where ``left`` is not empty, what they leave of it.
+@loop(NOTHING, FLOATS, INT, INT, filled(types.float32, 2), BYTES_OUT, FLOATS_OUT)
+def encode_signs(x: Any, kind: Any, block: Any, scales: Any, planes: Any, left: Any) -> None:
+    """Write scales and signs of ``x``, and, where ``left`` is not empty, what they leave of it.
 
     Args:
         x: Numbers.
-        residual: What is added to them; may be empty.
         kind: How many scales a block has: the mean magnitude, or one for each sign.
         block: Coordinates of a block.
         scales: Shape (kind, blocks).
@@ -107,11 +92,11 @@ def encode_signs(x: Any, residual: Any, kind: Any, block: Any, scales: Any, plan
             number = here // block
             stop = min((number + 1) * block, n)
             if here == number * block:
-                above, below = _scales(x, residual, here, stop, kind)
+                above, below = _scales(x[here:stop], kind)
                 for row in range(kind):
                     scales[row, number] = below if row else above
             stop = min(stop, end)
-            corrected(x[here:stop], residual[here:stop], whole)
+            copied(x[here:stop], whole)
             remains = left[here:stop] if left.size else unused[: stop - here]
             _split(whole, above, below, codes[here - start :], remains)
             here = stop

@@ -1,4 +1,4 @@
-"""Powers of two and bfloat16: compensate, round and retain."""
+"""Powers of two and bfloat16: round and keep what is left."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from torch import Tensor
 
 from hvd_compress.kernels.cuda.hashing import bits_of, keys, uniform
 from hvd_compress.kernels.cuda.launching import TILE, kernel, launch, part, tiles
-from hvd_compress.kernels.cuda.scales import corrected
 from hvd_compress.ops.coding import EXPONENTS
 
 _EXPONENTS = tl.constexpr(EXPONENTS)
@@ -42,36 +41,32 @@ def _rounded(p: tl.tensor, index: tl.tensor, first: tl.tensor, second: tl.tensor
 @kernel("n", "first", "second")
 def _peaks(
     x: tl.tensor,
-    residual: tl.tensor,
     out: tl.tensor,
     n: tl.tensor,
     first: tl.tensor,
     second: tl.tensor,
-    ADD: tl.constexpr,
     SIZE: tl.constexpr,
 ) -> None:
     index = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
-    p = corrected(x, residual, index, index < n, ADD)
+    p = tl.load(x + index, mask=index < n, other=0.0)
     tl.atomic_max(out, tl.max(_rounded(p, index, bits_of(first), bits_of(second))))
 
 
 @kernel("n", "first", "second")
 def _powers(
     x: tl.tensor,
-    residual: tl.tensor,
     left: tl.tensor,
     data: tl.tensor,
     largest: tl.tensor,
     n: tl.tensor,
     first: tl.tensor,
     second: tl.tensor,
-    ADD: tl.constexpr,
     KEEP: tl.constexpr,
     SIZE: tl.constexpr,
 ) -> None:
     index = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     ok, top = index < n, tl.load(largest)
-    p = corrected(x, residual, index, ok, ADD)
+    p = tl.load(x + index, mask=ok, other=0.0)
     codes = tl.maximum(_rounded(p, index, bits_of(first), bits_of(second)) - top + _EXPONENTS, 0)
     codes += (p < 0).to(tl.int32) * (_EXPONENTS + 1)
     tl.store(data + 1 + index, codes.to(tl.uint8), mask=ok)
@@ -82,35 +77,31 @@ def _powers(
 @kernel("n")
 def _bfloat16(
     x: tl.tensor,
-    residual: tl.tensor,
     left: tl.tensor,
     data: tl.tensor,
     n: tl.tensor,
-    ADD: tl.constexpr,
     KEEP: tl.constexpr,
     SIZE: tl.constexpr,
 ) -> None:
     index = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     ok = index < n
-    p = corrected(x, residual, index, ok, ADD)
+    p = tl.load(x + index, mask=ok, other=0.0)
     bits = nearest(p)
     tl.store(data + index, (bits >> 16).to(tl.uint16), mask=ok)
     if KEEP:
         tl.store(left + index, p - bits.to(tl.float32, bitcast=True), mask=ok)
 
 
-def encode_powers(x: Tensor, residual: Tensor | None, left: Tensor, data: Tensor, seed: int, keep: bool) -> None:
+def encode_powers(x: Tensor, left: Tensor, data: Tensor, seed: int, keep: bool) -> None:
     """Write the codes of ``x`` (and what is left of it) to ``data``, behind the largest exponent."""
-    add, n = {"ADD": residual is not None, "SIZE": TILE}, x.numel()
+    n = x.numel()
     top = torch.zeros(1, dtype=torch.int32, device=x.device)
-    other = x if residual is None else residual
-    launch(_peaks, tiles(n), x, other, top, n, *keys(seed), **add)
-    launch(_powers, tiles(n), x, other, left, data, top, n, *keys(seed), KEEP=keep, **add)
+    launch(_peaks, tiles(n), x, top, n, *keys(seed), SIZE=TILE)
+    launch(_powers, tiles(n), x, left, data, top, n, *keys(seed), KEEP=keep, SIZE=TILE)
     data[:1].copy_(top)
 
 
-def encode_bfloat16(x: Tensor, residual: Tensor | None, left: Tensor, data: Tensor, seed: int, keep: bool) -> None:
+def encode_bfloat16(x: Tensor, left: Tensor, data: Tensor, seed: int, keep: bool) -> None:
     """Write the nearest bfloat16 of ``x`` (and what is left of it) to ``data``."""
-    constants = {"ADD": residual is not None, "KEEP": keep, "SIZE": TILE}
-    other = x if residual is None else residual
-    launch(_bfloat16, tiles(x.numel()), x, other, left, data.view(torch.uint16), x.numel(), **constants)
+    n = x.numel()
+    launch(_bfloat16, tiles(n), x, left, data.view(torch.uint16), n, KEEP=keep, SIZE=TILE)

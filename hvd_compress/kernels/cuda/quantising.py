@@ -1,4 +1,4 @@
-"""Codes of a few bits: compensate, scale, round, pack and retain in one pass over memory."""
+"""Codes of a few bits: scale, round, pack and keep what is left, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvd_compress.kernels.cuda.codes import places, run_of, store_plane
 from hvd_compress.kernels.cuda.hashing import bits_of, keys, uniform
 from hvd_compress.kernels.cuda.launching import flat, kernel, launch, part, tiles, warps_for
 from hvd_compress.kernels.cuda.powers import encode_bfloat16, encode_powers
-from hvd_compress.kernels.cuda.scales import corrected, scales
+from hvd_compress.kernels.cuda.scales import scales
 from hvd_compress.ops.blocks import Blocks
 from hvd_compress.ops.code import Code
 from hvd_compress.ops.coding import TINY
@@ -59,7 +59,6 @@ def _signs(p: tl.tensor, above: tl.tensor, below: tl.tensor) -> tl.tensor:
 @part
 def _encode_plane(
     x: tl.tensor,
-    residual: tl.tensor,
     left: tl.tensor,
     given: tl.tensor,
     plane: tl.tensor,
@@ -76,14 +75,13 @@ def _encode_plane(
     BITS: tl.constexpr,
     PART: tl.constexpr,
     DITHER: tl.constexpr,
-    ADD: tl.constexpr,
     KEEP: tl.constexpr,
     OWN: tl.constexpr,
 ) -> tl.tensor:
     """Write the codes of some groups to a plane of PART bits, with the last one what is left: the plane's bytes."""
     run = run_of(groups, n, 8 // PART) * there
     index, ok = places(groups, run, n, 8 // PART)
-    p = corrected(x, residual, index, ok, ADD)
+    p = tl.load(x + index, mask=ok, other=0.0)
     if not OWN:
         above, below = given_scales(given, index, ok, tl.min(groups) * _GROUP, number, size, KIND)
     if BITS == 1:
@@ -102,7 +100,6 @@ def _encode_plane(
 @kernel("n", "number", "size", "first", "second", "clip")
 def _encode(
     x: tl.tensor,
-    residual: tl.tensor,
     left: tl.tensor,
     given: tl.tensor,
     planes: tl.tensor,
@@ -116,7 +113,6 @@ def _encode(
     BITS: tl.constexpr,
     WIDEST: tl.constexpr,
     DITHER: tl.constexpr,
-    ADD: tl.constexpr,
     KEEP: tl.constexpr,
     OWN: tl.constexpr,
     ROWS: tl.constexpr,
@@ -130,7 +126,7 @@ def _encode(
         row = program * ROWS + tl.arange(0, ROWS)
         members = tl.minimum(tl.maximum(n - row * size, 1), size).to(tl.float32)
         index, ok = places(groups, run_of(groups, n, 8 // WIDEST) * there, n, 8 // WIDEST)
-        p = corrected(x, residual, index, ok, ADD)
+        p = tl.load(x + index, mask=ok, other=0.0)
         firsts, seconds = own_scales(p, ok, members, clip, KIND, ROWS, GROUPS)
         above, below = spread(firsts, GROUPS), spread(seconds, GROUPS)
     else:
@@ -140,7 +136,6 @@ def _encode(
         if BITS & 8 >> place:
             planes += _encode_plane(
                 x,
-                residual,
                 left,
                 given,
                 planes,
@@ -157,7 +152,6 @@ def _encode(
                 BITS,
                 8 >> place,
                 DITHER,
-                ADD,
                 KEEP,
                 OWN,
             )
@@ -168,7 +162,7 @@ def _encode(
 
 
 def quantise(
-    x: Tensor, code: Code, seed: int = 0, residual: Tensor | None = None, keep: bool = False, out: Tensor | None = None
+    x: Tensor, code: Code, seed: int = 0, keep: bool = False, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """See `Ops.quantise`.
 
@@ -176,9 +170,8 @@ def quantise(
         x: float32, shape ``(n,)``.
         code: How.
         seed: Of the dither.
-        residual: What is added to ``x`` before.
         keep: Tell what is left.
-        out: Where that is written; may be ``x`` or the residual. A new array if not given.
+        out: Where that is written; may be ``x``. A new array if not given.
 
     Returns:
         Bytes, and what is left.
@@ -188,15 +181,13 @@ def quantise(
     data = torch.empty(code.size(n, "float32"), dtype=torch.uint8, device=x.device)
     if code.kind in ("powers", "bfloat16"):
         encode = encode_powers if code.kind == "powers" else encode_bfloat16
-        encode(x, residual, left, data, seed, keep)
+        encode(x, left, data, seed, keep)
     else:
-        _quantise(x, code, seed, residual, keep, left, data)
+        _quantise(x, code, seed, keep, left, data)
     return data, left if keep else None
 
 
-def _quantise(
-    x: Tensor, code: Code, seed: int, residual: Tensor | None, keep: bool, left: Tensor, data: Tensor
-) -> None:
+def _quantise(x: Tensor, code: Code, seed: int, keep: bool, left: Tensor, data: Tensor) -> None:
     blocks = Blocks.of(x.numel(), code.block)
     groups = triton.next_power_of_2(tiles(blocks.size, GROUP))
     own = code.kind != "one" and blocks.size <= _LARGEST and (blocks.number <= 1 or blocks.size % GROUP == 0)
@@ -204,12 +195,11 @@ def _quantise(
     rows = max(1, _GROUPS // groups)
     given = data[: 4 * code.scales * blocks.number].view(torch.float32)
     if not own:
-        given.copy_(scales(x, residual, code, blocks).reshape(-1))
+        given.copy_(scales(x, code, blocks).reshape(-1))
     launch(
         _encode,
         tiles(blocks.number if own else tiles(x.numel(), GROUP), rows),
         x,
-        x if residual is None else residual,
         left,
         given,
         data[4 * code.scales * blocks.number :],
@@ -221,7 +211,6 @@ def _quantise(
         BITS=code.bits,
         WIDEST=1 << code.bits.bit_length() - 1,
         DITHER=code.dither,
-        ADD=residual is not None,
         KEEP=keep,
         OWN=own,
         ROWS=rows,

@@ -7,33 +7,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hvd_compress.kernels.cuda.launching import kernel, launch, part, tiles, warps_for
+from hvd_compress.kernels.cuda.launching import kernel, launch, tiles, warps_for
 from hvd_compress.ops.blocks import Blocks
 from hvd_compress.ops.code import Code
 
 _TILE = 4096
 
 
-@part
-def corrected(x: tl.tensor, residual: tl.tensor, index: tl.tensor, ok: tl.tensor, ADD: tl.constexpr) -> tl.tensor:
-    """What is compressed; zero where nothing is."""
-    p = tl.load(x + index, mask=ok, other=0.0)
-    if ADD:
-        p += tl.load(residual + index, mask=ok, other=0.0)
-    return p
-
-
 @kernel("n", "number", "size", "parts")
 def _partials(
     x: tl.tensor,
-    residual: tl.tensor,
     out: tl.tensor,
     n: tl.tensor,
     number: tl.tensor,
     size: tl.tensor,
     parts: tl.tensor,
     SIGNS: tl.constexpr,
-    ADD: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> None:
@@ -43,7 +32,7 @@ def _partials(
     column = part * WIDTH + tl.arange(0, WIDTH)
     index = row[:, None] * size + column[None, :]
     ok = (column < size)[None, :] & (index < n)
-    p = corrected(x, residual, index, ok, ADD)
+    p = tl.load(x + index, mask=ok, other=0.0)
     place, inside = out + row * parts + part, row < number
     step = number.to(tl.int64) * parts
     exact = p.to(tl.float64)
@@ -57,25 +46,25 @@ def _partials(
         tl.store(place + step, tl.sum(exact * exact, 1), mask=inside)
 
 
-def _sums(x: Tensor, residual: Tensor | None, blocks: Blocks, signs: bool) -> Tensor:
+def _sums(x: Tensor, blocks: Blocks, signs: bool) -> Tensor:
     """Partial results for each block: float64, shape (2 or 3, blocks, parts)."""
     width = min(_TILE, triton.next_power_of_2(blocks.size))
     rows, parts = _TILE // width, tiles(blocks.size, width)
     out = torch.empty((3 if signs else 2, blocks.number, parts), dtype=torch.float64, device=x.device)
-    args = (x, x if residual is None else residual, out, *blocks, parts)
-    constants = {"SIGNS": signs, "ADD": residual is not None, "ROWS": rows, "WIDTH": width}
+    args = (x, out, *blocks, parts)
+    constants = {"SIGNS": signs, "ROWS": rows, "WIDTH": width}
     launch(_partials, tiles(blocks.number, rows) * parts, *args, warps=warps_for(_TILE), **constants)
     return out
 
 
-def scales(x: Tensor, residual: Tensor | None, code: Code, blocks: Blocks) -> Tensor:
+def scales(x: Tensor, code: Code, blocks: Blocks) -> Tensor:
     """What a code takes for the scales of its blocks: float32, shape (scales, blocks)."""
     if code.kind == "one":
         return torch.empty((0, blocks.number), dtype=torch.float32, device=x.device)
     starts = torch.arange(blocks.number, device=x.device, dtype=torch.float64) * blocks.size
     members = (blocks.n - starts).clamp_(1, blocks.size)
     found = _sign_scales if code.kind in ("mean", "means") else _level_scales
-    return found(_sums(x, residual, blocks, code.bits == 1), members, code).to(torch.float32)
+    return found(_sums(x, blocks, code.bits == 1), members, code).to(torch.float32)
 
 
 def _sign_scales(sums: Tensor, members: Tensor, code: Code) -> Tensor:
@@ -100,4 +89,4 @@ def norms(rows: Tensor) -> Tensor:
     if not size:
         return torch.zeros(number, dtype=torch.float32, device=rows.device)
     x = rows.contiguous().reshape(-1)
-    return _sums(x, None, Blocks(x.numel(), number, size), False)[1].sum(-1).sqrt_().to(torch.float32)
+    return _sums(x, Blocks(x.numel(), number, size), False)[1].sum(-1).sqrt_().to(torch.float32)

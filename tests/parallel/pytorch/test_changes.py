@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from typing import Any
 
 import horovod.torch as hvd
@@ -54,6 +55,23 @@ def test_a_frozen_parameter_is_one_whose_gradient_is_zero(spec: str) -> None:
         job.run(range(5, 7))
     assert torch.equal(frozen.weights, twin.weights)
     assert_ranks_equal(frozen.weights)
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=0.05", "topk:ratio=0.05,feedback=ef21"])
+def test_what_is_kept_of_a_frozen_parameter_goes_with_the_first_step_that_counts(spec: str) -> None:
+    job = Job(spec).run(3)
+    before = leaves_of(job.compression)
+    job.model.get_parameter(FROZEN).requires_grad_(False)
+    job.backward(3, lambda model, x, y: model(x).sum() * math.nan)
+    job.optimizer.synchronize()
+    job.optimizer.zero_grad()
+    with job.optimizer.skip_synchronize():
+        job.optimizer.step()
+    after = leaves_of(job.compression)
+    assert after.keys() == before.keys() and all(torch.equal(after[path], before[path]) for path in before)
+    job.run(range(4, 5))
+    assert not all(torch.equal(leaf, before[path]) for path, leaf in leaves_of(job.compression).items())
+    assert_ranks_equal(job.weights)
 
 
 @pytest.mark.parametrize("spec", ["onebit", "efsignsgd", "topk:ratio=0.05", "int8:feedback=on"])

@@ -66,7 +66,9 @@ class Roundabout(Method):
 
     name = "roundabout"
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+    ) -> Exchanging:
         part = -(-bucket.numel // world.size)
         rows = ops.reshape(ops.pad(x, part * world.size), (world.size, -1))
         data = [ops.to_bytes(rows[rank]) for rank in range(world.size)]
@@ -75,7 +77,7 @@ class Roundabout(Method):
         gathered = yield AllGather(ops.to_bytes(mine))
         total = ops.concat([ops.from_bytes(gathered[rank], ("float32", part))[0] for rank in range(world.size)])
         zeros = yield Broadcast(ops.zeros((1,), "float32") + world.rank, world.size - 1)
-        return Exchange(total[: bucket.numel] + zeros * 0 + zeros - (world.size - 1), None, state)
+        return Exchange(total[: bucket.numel] + zeros * 0 + zeros - (world.size - 1), state)
 
 
 def test_a_method_with_many_rounds_trains() -> None:

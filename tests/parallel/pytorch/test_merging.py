@@ -27,7 +27,7 @@ ENOUGH = 26
 """Steps that a search takes, on the clock below."""
 
 
-def made(spec: str, merge: Merge = "auto") -> Job:
+def made(spec: str, merge: Merge = "search") -> Job:
     """A job whose model has five matrices, which are compressed, and as many vectors, which are not."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
