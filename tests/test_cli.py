@@ -14,13 +14,13 @@ from doctor.machines import HEALTHY, machine
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hvd_compress.bench import commands, tables
-from hvd_compress.bench.catalogue import short
-from hvd_compress.bench.traffic import cost
-from hvd_compress.doctor import command
-from hvd_compress.doctor.facts import Facts
-from hvd_compress.doctor.trials import Trial
 from hvd_compress.methods import REGISTRY, methods
+from hvd_compress.tools.bench import commands, tables
+from hvd_compress.tools.bench.catalogue import short
+from hvd_compress.tools.bench.traffic import cost
+from hvd_compress.tools.doctor import command
+from hvd_compress.tools.doctor.facts import Facts
+from hvd_compress.tools.doctor.trials import Trial
 
 RUNNER = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"})
 
@@ -128,7 +128,7 @@ def test_specs_are_apart_by_commas() -> None:
 
 @pytest.mark.parametrize("package", ["rich", "typer"])
 def test_a_missing_package_is_named_with_its_cure(package: str) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None; from hvd_compress.cli import main; main()"
+    code = f"import sys; sys.modules[{package!r}] = None; from hvd_compress.tools.cli import main; main()"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 1
     assert "install them with: pip install 'hvd-compress[bench]'" in result.stderr
@@ -146,7 +146,8 @@ def test_digits_say_what_they_need(package: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_package_loads_neither_rich_nor_typer() -> None:
-    code = "import sys, hvd_compress as hc, hvd_compress.cli; hc.methods(); print({'rich', 'typer'} & set(sys.modules))"
+    code = "import sys, hvd_compress as hc, hvd_compress.tools.cli; hc.methods()"
+    code += "; print({'rich', 'typer'} & set(sys.modules))"
     assert _output("-c", code).strip() == "set()"
 
 

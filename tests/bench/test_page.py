@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hvd_compress.bench import commands, docstrings, page
-from hvd_compress.bench.bounds import CLAIMS
-from hvd_compress.bench.catalogue import catalogue, families, info, memory
-from hvd_compress.bench.vnmse import default_specs, measure_all, name_of
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY, methods
+from hvd_compress.tools.bench import commands, docstrings, page
+from hvd_compress.tools.bench.bounds import CLAIMS
+from hvd_compress.tools.bench.catalogue import catalogue, families, info, memory
+from hvd_compress.tools.bench.vnmse import default_specs, measure_all, name_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "methods.md"
 REMEDY = "docs/methods.md is not current: run hvd-compress docs"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from hvd_compress.cluster import Cluster, job, network
-from hvd_compress.cluster.rates import bits_per_second
 from hvd_compress.errors import ClusterError
+from hvd_compress.tools.cluster import Cluster, job, network
+from hvd_compress.tools.cluster.rates import bits_per_second
 
 for_real = pytest.mark.needs("hosts")
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from doctor.machines import HEALTHY, NO_TORCH, TORCH, machine
 
-from hvd_compress.doctor import trials
-from hvd_compress.doctor.trial import COLUMN, MARK, check
-from hvd_compress.doctor.trials import Trial, attempt, command, findings, jobs, read
+from hvd_compress.tools.doctor import trials
+from hvd_compress.tools.doctor.trial import COLUMN, MARK, check
+from hvd_compress.tools.doctor.trials import Trial, attempt, command, findings, jobs, read
 
 GLOO = """[1]<stderr>:Traceback (most recent call last):
 [0]<stderr>:Traceback (most recent call last):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hvd_compress.plan.command import app
+from hvd_compress.tools.plan.command import app
 
 RUNNER = CliRunner(env={"COLUMNS": "120", "NO_COLOR": "1"})
 JOB = ("--params", "2M", "--ranks", "4", "--rate", "100mbit", "--compute", "100ms", "--side", "256")

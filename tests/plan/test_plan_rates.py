@@ -11,17 +11,17 @@ import pytest
 from typer.testing import CliRunner
 from worlds import leaves
 
-from hvd_compress.bench.single.command import bench
-from hvd_compress.bench.single.methods import timed_step
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import State
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
-from hvd_compress.plan import timing
-from hvd_compress.plan.rates import RANKS, Rate, Rates, measure, read
-from hvd_compress.plan.timing import time_method
 from hvd_compress.spec import parse
+from hvd_compress.tools.bench.local.command import bench
+from hvd_compress.tools.bench.local.methods import timed_step
+from hvd_compress.tools.plan import timing
+from hvd_compress.tools.plan.rates import RANKS, Rate, Rates, measure, read
+from hvd_compress.tools.plan.timing import time_method
 
 SIZE = 1000
 

@@ -6,10 +6,10 @@ import pytest
 from plan.setups import JOB, QUICK, TOPK, rates
 
 from hvd_compress.errors import SpecError
-from hvd_compress.plan.constants import BACKENDS, Constants
-from hvd_compress.plan.model import Setup, predict
-from hvd_compress.plan.target import Backend, Device, Target, read_target
-from hvd_compress.plan.validated import beyond
+from hvd_compress.tools.plan.constants import BACKENDS, Constants
+from hvd_compress.tools.plan.model import Setup, predict
+from hvd_compress.tools.plan.target import Backend, Device, Target, read_target
+from hvd_compress.tools.plan.validated import beyond
 
 CPUS, GPUS = Target(Device.cpu, Backend.gloo), Target(Device.gpu, Backend.nccl)
 

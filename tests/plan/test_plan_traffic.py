@@ -7,12 +7,12 @@ import pytest
 from plan.setups import GATHERED, REDUCED
 
 from hvd_compress import LocalWorld, parse
-from hvd_compress.bench import traffic as counted
-from hvd_compress.bench.inputs import RMS, SEED
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.methods import REGISTRY
-from hvd_compress.plan.traffic import Message, grows, matrix_side, sent
+from hvd_compress.tools.bench import traffic as counted
+from hvd_compress.tools.bench.inputs import RMS, SEED
+from hvd_compress.tools.plan.traffic import Message, grows, matrix_side, sent
 
 SIDE = 64
 

@@ -11,14 +11,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hvd_compress.errors import SpecError
-from hvd_compress.plan import tables
-from hvd_compress.plan.command import app
-from hvd_compress.plan.constants import Constants
-from hvd_compress.plan.fitting import FREE, fit
-from hvd_compress.plan.model import predict
-from hvd_compress.plan.rates import Rate, Rates
-from hvd_compress.plan.validation import METHODS, Campaign, Cell, Measured, compare, score, setup_of
 from hvd_compress.spec import parse
+from hvd_compress.tools.plan import tables
+from hvd_compress.tools.plan.command import app
+from hvd_compress.tools.plan.constants import Constants
+from hvd_compress.tools.plan.fitting import FREE, fit
+from hvd_compress.tools.plan.model import predict
+from hvd_compress.tools.plan.rates import Rate, Rates
+from hvd_compress.tools.plan.validation import METHODS, Campaign, Cell, Measured, compare, score, setup_of
 
 RUNNER = CliRunner(env={"COLUMNS": "120", "NO_COLOR": "1"})
 

@@ -1,0 +1,154 @@
+"""A rank of a measurement in Keras: ``python -m hvd_compress.tools.bench.distributed.keras_worker task.json``.
+
+Each entry has a model of its own and is trained by ``train_on_batch``. What happens in the graph cannot be told apart,
+so there are no times of phases.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvd_compress.stats import Stats
+from hvd_compress.tools.bench.distributed.measuring import measure
+from hvd_compress.tools.bench.distributed.shapes import CLASSES, DEPTH, WIDTH, many
+from hvd_compress.tools.bench.distributed.task import Entry, Task
+
+tf = importlib.import_module("tensorflow")
+hvd = importlib.import_module("horovod.tensorflow.keras")
+
+BATCH = 32
+IMAGES, SIDE = 4, 64
+RATE = 1e-3
+
+
+class KerasSubject:
+    """An entry.
+
+    Args:
+        model: Compiled.
+        batch: What it is trained on.
+        compression: Of this package; None for another.
+    """
+
+    def __init__(self, model: Any, batch: tuple[Any, Any], compression: Any) -> None:
+        self._model = model
+        self._batch = batch
+        self._compression = compression
+
+    @property
+    def called(self) -> float | None:
+        """Not to be seen from outside of the graph."""
+        return None
+
+    def step(self) -> float:
+        """Make a step."""
+        begin = time.perf_counter()
+        self._model.train_on_batch(*self._batch)
+        return time.perf_counter() - begin
+
+    def release(self) -> None:
+        """Nothing: gradients live within the step."""
+
+    def stats(self) -> Stats | None:
+        """Of the compression."""
+        return self._compression.stats() if hasattr(self._compression, "stats") else None
+
+
+class KerasBench:
+    """What Keras adds to a measurement."""
+
+    def __init__(self) -> None:
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        hvd.init()
+        self.rank = hvd.rank()
+        self.device = hvd.local_size() == 1 and hvd.size() > 1
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        hvd.allreduce(tf.zeros(1), name="barrier")
+
+    def make(self, entry: Entry, what: str, model: str) -> KerasSubject:
+        """Make an entry ready."""
+        built, loss, batch = MODELS[model](np.random.default_rng(self.rank))
+        optimizer, compression = tf.keras.optimizers.SGD(RATE), _compression(entry)
+        if compression is not None:
+            optimizer = hvd.DistributedOptimizer(optimizer, compression=compression)
+        built.compile(optimizer, loss=loss)
+        return KerasSubject(built, tuple(map(tf.constant, batch)), compression)
+
+
+def _compression(entry: Entry) -> Any:
+    if not entry.spec:
+        return None
+    if entry.horovod:
+        return getattr(hvd.Compression, entry.spec)
+    catalogue = importlib.import_module("hvd_compress.keras").Compression
+    return catalogue.parse(entry.spec, **({} if entry.merge is None else {"merge": entry.merge}))
+
+
+Made = tuple[Any, Any, tuple[Any, Any]]
+
+
+def _crossentropy() -> Any:
+    return tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def linear(rng: np.random.Generator) -> Made:
+    """Linear layers with ReLU between them."""
+    layers = [tf.keras.layers.Dense(WIDTH, "relu") for _ in range(DEPTH)]
+    model = tf.keras.Sequential([*layers, tf.keras.layers.Dense(CLASSES)])
+    model.build((None, WIDTH))
+    return model, _crossentropy(), (rng.standard_normal((BATCH, WIDTH), np.float32), rng.integers(CLASSES, size=BATCH))
+
+
+def resnet50(rng: np.random.Generator) -> Made:
+    """Keras' ResNet-50, whose convolutions have biases."""
+    model = tf.keras.applications.ResNet50(weights=None, input_shape=(SIDE, SIDE, 3), classifier_activation=None)
+    images = rng.standard_normal((IMAGES, SIDE, SIDE, 3), np.float32)
+    return model, _crossentropy(), (images, rng.integers(1000, size=IMAGES))
+
+
+def small(rng: np.random.Generator) -> Made:
+    """One layer."""
+    model = tf.keras.Sequential([tf.keras.layers.Dense(64)])
+    model.build((None, 64))
+    return model, "mse", (rng.standard_normal((BATCH, 64), np.float32), np.zeros((BATCH, 64), np.float32))
+
+
+def matrices(rng: np.random.Generator) -> Made:
+    """Many small matrices; the gradient of each is the input."""
+    shape = many()[0]
+    inputs = tf.keras.Input(shape)
+    model = tf.keras.Model(inputs, _matrices_layer()(inputs))
+    return model, lambda _, output: output, (rng.standard_normal((1, *shape), np.float32), np.zeros((1, 1), np.float32))
+
+
+def _matrices_layer() -> Any:
+    class Matrices(tf.keras.layers.Layer):  # type: ignore[misc, name-defined]
+        def build(self, _: Any) -> None:
+            self.matrices = [self.add_weight(f"w{i}", shape) for i, shape in enumerate(many())]
+
+        def call(self, inputs: Any) -> Any:
+            return tf.add_n([tf.reduce_sum(inputs * matrix, (1, 2)) for matrix in self.matrices])
+
+    return Matrices()
+
+
+MODELS: dict[str, Callable[[np.random.Generator], Made]] = {
+    "linear": linear,
+    "resnet50": resnet50,
+    "many": matrices,
+    "small": small,
+}
+
+
+if __name__ == "__main__":
+    measure(Task.read(Path(sys.argv[1])), KerasBench())

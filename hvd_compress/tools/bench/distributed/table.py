@@ -1,0 +1,166 @@
+"""The results as tables and as bars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Literal, NamedTuple
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from hvd_compress.tools.bench.bars import Bar
+from hvd_compress.tools.bench.distributed.results import Result, baseline_name, over_layers, overhead, scaling, speedup
+from hvd_compress.tools.bench.distributed.task import ALONE
+
+_NONE = "-"
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """For a cell; so many digits after the point, and fewer for large values."""
+    if value is None:
+        return _NONE
+    return f"{value:,.{max(0, digits - (abs(value) >= 100))}f}"
+
+
+def size(value: float | None) -> str:
+    """Bytes for people, in decimal units as networks have them."""
+    if value is None:
+        return _NONE
+    for unit in ("B", "kB", "MB"):
+        if abs(value) < 999.5:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} GB"
+
+
+class Grid(NamedTuple):
+    """A table whose first column is the name, with as many of the others, from the left, as there is room for.
+
+    Columns in which there is nothing are left out.
+
+    Attributes:
+        title: Above it.
+        heads: Of all columns.
+        rows: Their cells.
+    """
+
+    title: str
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The table, and how many columns there was no room for."""
+        used = [0, *(c for c in range(1, len(self.heads)) if any(row[c] != _NONE for row in self.rows))]
+        # Two spaces come after each column but the last, which has one.
+        ends = list(accumulate((self._width(column) + 2 for column in used), initial=-1))[1:]
+        room = sum(end <= options.max_width for end in ends)
+        yield self._table(used[: max(room, 1)])
+        if 0 < room < len(used):
+            yield Text(f"{len(used) - room} more in a terminal with {ends[-1]} columns, or by --json.", style="dim")
+
+    def _width(self, column: int) -> int:
+        return max(len(line) for row in (self.heads, *self.rows) for line in row[column].split("\n"))
+
+    def _table(self, columns: Sequence[int]) -> Table:
+        table = Table(
+            title=self.title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left"
+        )
+        for column in columns:
+            side: Literal["left", "right"] = "right" if column else "left"
+            table.add_column(self.heads[column], justify=side, overflow="fold", no_wrap=bool(column))
+        for row in self.rows:
+            table.add_row(*(row[column] for column in columns))
+        return table
+
+
+def steps_table(found: Sequence[Result], title: str) -> Grid:
+    """Whole steps."""
+    heads = (
+        "Method", "Step\nms", "Quartiles\nms", "Scaling\nfactor", f"Faster\nthan {baseline_name(found)}",
+        "Faster\nthan layer", "Over\nnone ms", "To\nHorovod", "At the\ndevice",
+        "Floor\nms", "x floor", "Encode\nms", "Wait\nms", "Decode\nms",
+    )  # fmt: skip
+    rows = [
+        (
+            one.label,
+            number(one.ms),
+            _quartiles(one),
+            number(scaling(found, one), 2),
+            _times(speedup(found, one) if one.label != ALONE else None),
+            _times(over_layers(found, one)),
+            number(overhead(found, one) if one.label != ALONE else None),
+            size(one.payload),
+            size(one.device if one.label != ALONE else None),
+            number(one.floor if one.label != ALONE else None),
+            number(one.beyond if one.label != ALONE else None, 2),
+            *_phases(one),
+        )
+        for one in found
+    ]
+    return Grid(title, heads, rows)
+
+
+def exchange_table(found: Sequence[Result], title: str) -> Grid:
+    """Bare exchanges."""
+    heads = (
+        "Method", "Exchange\nms", "Quartiles\nms", "Faster\nthan layer", f"Faster\nthan {baseline_name(found)}",
+        "To\nHorovod", "At the\ndevice", "Calls\nms", "Encode\nms", "Wait\nms", "Decode\nms",
+    )  # fmt: skip
+    rows = [
+        (
+            one.label,
+            number(one.ms),
+            _quartiles(one),
+            _times(over_layers(found, one)),
+            _times(speedup(found, one)),
+            size(one.payload),
+            size(one.device),
+            number(one.python),
+            *_phases(one),
+        )
+        for one in found[1:]
+    ]
+    return Grid(title, heads, rows)
+
+
+def memory_table(found: Sequence[Result], title: str, gradient_bytes: int) -> Grid:
+    """Peak memory."""
+    heads = ("Method", "Beyond parameters\nand gradients", "x gradients")
+    rows = [(one.label, size(one.memory), number((one.memory or 0) / gradient_bytes, 2)) for one in found]
+    return Grid(title, heads, rows)
+
+
+def profile_table(result: Result) -> Grid:
+    """Where the time of an entry goes."""
+    heads = ("Function", "Calls", "Own ms", "With callees ms")
+    rows = [
+        (row["function"], number(row["calls"]), number(1000 * row["own"], 2), number(1000 * row["with_callees"], 2))
+        for row in result.profile
+    ]
+    return Grid(f"{result.label}: of rank 0, each step, under the profiler", heads, rows)
+
+
+def bars(found: Sequence[Result]) -> list[Bar]:
+    """One bar for each entry; Horovod's own and the step alone stand back."""
+    shown = []
+    for one in found:
+        alone, gain = one.label == ALONE, speedup(found, one)
+        note = f"{number(one.ms)} ms" + (f"  ({number(gain, 2)}x)" if gain and not alone else "")
+        strong = not alone and not one.label.startswith("Horovod's ")
+        shown.append(Bar(one.label, one.ms, note, None if alone else one.floor or None, strong))
+    return shown
+
+
+def _quartiles(one: Result) -> str:
+    return f"{number(one.spread[0])} {number(one.spread[1])}"
+
+
+def _phases(one: Result) -> tuple[str, str, str]:
+    return number(one.encode), number(one.wait), number(one.decode)
+
+
+def _times(value: float | None) -> str:
+    return _NONE if value is None else f"{number(value, 2)}x"

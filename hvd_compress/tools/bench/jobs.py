@@ -1,0 +1,180 @@
+"""Starts the ranks of a program, on emulated hosts, on this machine or on others, and waits for their end."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from signal import SIGKILL, SIGTERM
+from typing import NamedTuple
+
+from hvd_compress.errors import ClusterError, SpecError
+from hvd_compress.tools.cluster import Cluster
+from hvd_compress.tools.cluster.job import ends_with_us
+from hvd_compress.tools.cluster.rates import UNLIMITED, bits_per_second
+
+CONTROLLERS = {
+    "gloo": ["--gloo"],
+    # Open MPI 5 does not know the options by which horovodrun binds ranks to cores.
+    "mpi": ["--mpi", "--binding-args=--bind-to none --map-by slot"],
+}
+
+ENVIRONMENT = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"), "1"),
+    "TF_NUM_INTEROP_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "CUDA_VISIBLE_DEVICES": "-1",
+}
+"""On this machine, a rank has one thread for its arithmetic."""
+
+_MPI = {
+    "OMPI_MCA_mpi_yield_when_idle": "1",  # there may be more ranks than cores
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}
+
+LAUNCHER = [sys.executable, "-m", "hvd_compress.tools.bench.horovodrun"]
+
+TIME_LIMIT = 3600.0
+"""Seconds after which a job hangs."""
+
+_LINES = 20
+
+
+class Where(NamedTuple):
+    """What the ranks run on.
+
+    Attributes:
+        hosts: How many emulated hosts, of one rank each; 0 for this machine.
+        rate: Of the hosts.
+        ranks: On this machine.
+        controller: Of Horovod, without emulated hosts: ``"gloo"`` or ``"mpi"``.
+        on: Other machines and their slots, as ``horovodrun -H`` takes them; empty for this machine.
+    """
+
+    hosts: int
+    rate: str
+    ranks: int
+    controller: str
+    on: str = ""
+
+    @property
+    def size(self) -> int:
+        """How many ranks."""
+        return self.hosts or self.ranks
+
+    def __str__(self) -> str:
+        if self.hosts:
+            return f"{self.hosts} emulated hosts, {self.rate}"
+        ranks = f"{self.ranks} rank{'s' if self.ranks != 1 else ''}"
+        return f"{ranks} on {self.on or 'this machine'}, {self.controller}"
+
+
+def read_where(hosts: int, rate: str | None, ranks: int, controller: str, on: str = "") -> Where:
+    """Read what the ranks run on, from a command's options.
+
+    Args:
+        hosts: Emulated hosts; 0 for none.
+        rate: None if it was not given.
+        ranks: On this machine.
+        controller: Of Horovod.
+        on: Other machines.
+
+    Raises:
+        SpecError: If the rate cannot be, or something is given that these hosts would not heed.
+    """
+    link = UNLIMITED if rate is None else read_link(rate)
+    if rate is not None and not hosts:
+        raise SpecError(
+            f"rate={rate!r} is not allowed without hosts: only the links of emulated hosts have a rate; add --hosts 2,"
+            " or leave out --rate"
+        )
+    if on and hosts:
+        raise SpecError(f"on={on!r} is not allowed with hosts={hosts}: emulated hosts are on this machine; name one")
+    return Where(hosts, link, ranks, controller, on)
+
+
+def read_link(text: str) -> str:
+    """Read the rate of an emulated link.
+
+    Raises:
+        SpecError: If there is none such.
+    """
+    try:
+        bits_per_second(text)
+    except ClusterError as error:
+        raise SpecError(str(error)) from None
+    return text
+
+
+def execute(module: str, argument: str, where: Where, watch: Callable[[], None], limit: float = TIME_LIMIT) -> None:
+    """Run ``python -m module argument`` on every rank.
+
+    Args:
+        module: The program.
+        argument: Its only argument.
+        where: What the ranks run on.
+        watch: Called again and again while it runs.
+        limit: Seconds after which it hangs.
+
+    Raises:
+        ClusterError: If the hosts cannot be made, or the program fails.
+    """
+    command = [sys.executable, "-m", module, argument]
+    failed, output = (_on_hosts if where.hosts else _here)(command, where, watch, limit)
+    if failed:
+        raise ClusterError(f"{failed}; it printed:\n{_tail(output)}")
+
+
+def _on_hosts(command: Sequence[str], where: Where, look: Callable[[], None], limit: float) -> tuple[str, str]:
+    with Cluster(where.hosts, where.rate) as cluster:
+        ended = cluster.launch(command, ENVIRONMENT, timeout=limit, watch=look)
+    worst = max(ended, key=lambda one: (one.code > 0, one.code < 0))  # the one that failed, not those ended for it
+    return (f"the rank on {worst.host} ended with status {worst.code}" if worst.code else ""), worst.output
+
+
+def _here(command: Sequence[str], where: Where, look: Callable[[], None], limit: float) -> tuple[str, str]:
+    folder = Path(sys.executable).parent
+    start = [*LAUNCHER, *CONTROLLERS[where.controller], "-np", str(where.ranks)]
+    own = {} if where.on else ENVIRONMENT
+    environment = {**os.environ, **own, **_MPI, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    with tempfile.TemporaryFile() as output:
+        job = subprocess.Popen(
+            [*ends_with_us(SIGTERM), *start, "-H", where.on or f"localhost:{where.ranks}", *command],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the job
+        )
+        try:
+            deadline = time.monotonic() + limit
+            while job.poll() is None and time.monotonic() < deadline:
+                look()
+                time.sleep(0.1)
+        finally:
+            _end(job)
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    return (f"horovodrun ended with status {job.returncode}" if job.returncode else ""), text
+
+
+def _end(job: subprocess.Popen[bytes]) -> None:
+    for kind in (SIGTERM, SIGKILL):  # horovodrun passes the first on to the ranks
+        if job.poll() is None:
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(job.pid, kind)
+                job.wait(10)
+
+
+def _tail(output: str) -> str:
+    """The last lines that ranks wrote; those of horovodrun itself only if there are no others."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    lines = [line for line in lines if re.match(r"\[\d+(,\d+)?\]<std", line)] or lines
+    return "\n".join(lines[-_LINES:])

@@ -1,0 +1,129 @@
+"""The results as a table: for the terminal, for documents and for the page."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from hvd_compress.tools.bench.distributed.table import number, size
+from hvd_compress.tools.compare.formats import NONE, error, figure, seconds, span, times
+from hvd_compress.tools.compare.formats import metric as measured
+from hvd_compress.tools.compare.judging import Judgement, baseline, judge
+from hvd_compress.tools.compare.measures import Spread
+from hvd_compress.tools.compare.results import Comparison
+
+WIDE = 120
+"""Columns of a terminal in which there is room for more than what counts most."""
+
+PAGE = 1000
+"""As wide as need be: all columns."""
+
+
+class Cell(NamedTuple):
+    """What stands in a table.
+
+    Attributes:
+        text: The figure.
+        under: More of it, in small: from where to where it goes over the seeds.
+    """
+
+    text: str
+    under: str = ""
+
+
+class Column(NamedTuple):
+    """A column.
+
+    Attributes:
+        head: Its head.
+        cell: What it says of a method.
+        width: Terminals with fewer columns do without it.
+    """
+
+    head: str
+    cell: Callable[[Judgement], Cell]
+    width: int = 0
+
+
+def columns(comparison: Comparison, width: int = PAGE) -> list[Column]:
+    """What is told of each method, the method first and the verdict last; nothing of what is known of none."""
+    metric = comparison.goal.metric if comparison.outcomes else ""
+    found = [
+        Column("Learning rate", lambda one: Cell(NONE if one.lr is None else figure(one.lr)), PAGE),
+        Column("Time to target, s", lambda one: _spread(one.seconds, seconds)),
+        Column(f"Times as soon as {baseline(comparison)}", lambda one: _spread(one.ratio, times)),
+        Column("Seeds at target", lambda one: Cell(f"{one.reached} of {one.seeds}")),
+        Column("Steps to target", lambda one: _spread(one.steps, _whole), PAGE),
+        Column(f"Final {metric}", lambda one: _spread(one.final, measured)),
+        Column("Steps trained", lambda one: _spread(one.trained, _whole), PAGE),
+        Column("Step, ms", lambda one: Cell(NONE if one.step is None else number(1000 * one.step))),
+        Column("Bytes to Horovod", lambda one: Cell(size(one.payload)), WIDE),
+        Column("Bytes at device", lambda one: Cell(size(one.device)), WIDE),
+        Column("vNMSE", lambda one: Cell(NONE if one.vnmse is None else error(one.vnmse)), WIDE),
+        Column("Peak memory", lambda one: Cell(size(one.memory)), WIDE),
+    ]
+    judged = judge(comparison)
+    if not any(one.cut for one in judged):  # all have the same
+        found = [one for one in found if one.head != "Steps trained"]
+    used = [one for one in found if width >= one.width and any(one.cell(other).text != NONE for other in judged)]
+    under = any(one.lr is not None for one in judged) and width < PAGE
+    first = Column("Method", lambda one: Cell(one.spec, f"lr {figure(one.lr)}" if under and one.lr is not None else ""))
+    return [
+        first,
+        *used,
+        Column("Verdict", lambda one: Cell(one.verdict.value, f"worse {metric}" if one.worse else "")),
+    ]
+
+
+def main_table(comparison: Comparison, width: int = WIDE) -> Table:
+    """For a terminal of so many columns; the narrow ones, from 80 on, get less."""
+    title = f"{comparison.task}, {comparison.framework}, {comparison.where}; target: {target(comparison)}"
+    padding = (0, int(width >= WIDE), 0, 0)
+    drawn = Table(title=escape(title), box=box.SIMPLE_HEAD, padding=padding, show_edge=False, title_justify="left")
+    chosen = columns(comparison, width)
+    for column in chosen[:1]:
+        drawn.add_column(column.head, overflow="fold")  # has what the others leave
+    for column in chosen[1:-1]:
+        words = [part for word in column.head.split() for part in textwrap.wrap(word, 13)]
+        head = textwrap.fill(" ".join(words), 7, break_long_words=False)
+        drawn.add_column(escape(head), justify="right", no_wrap=True)
+    drawn.add_column(chosen[-1].head, width=13, overflow="fold")
+    for one in judge(comparison):
+        drawn.add_row(*(escape("\n".join(filter(None, column.cell(one)))) for column in chosen))
+    return drawn
+
+
+def markdown(comparison: Comparison) -> list[str]:
+    """The lines of a table in Markdown."""
+    chosen = columns(comparison)
+    found = [
+        [column.head for column in chosen],
+        ["---", *["---:"] * (len(chosen) - 2), "---"],
+        *([_inline(column.cell(one)) for column in chosen] for one in judge(comparison)),
+    ]
+    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in found]
+
+
+def target(comparison: Comparison) -> str:
+    """What is good enough, as in ``accuracy of at least 0.9``."""
+    if not comparison.outcomes:
+        return figure(comparison.target)
+    goal = comparison.goal
+    return f"{goal.metric} of at {'least' if goal.higher_is_better else 'most'} {figure(comparison.target)}"
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _inline(cell: Cell) -> str:
+    return f"{cell.text} ({cell.under})" if cell.under else cell.text
+
+
+def _spread(found: Spread | None, form: Callable[[float], str]) -> Cell:
+    return Cell(form(found.median), span(found, form, "\u2013")) if found else Cell(NONE)

@@ -1,0 +1,123 @@
+"""A rank of a training in PyTorch: ``python -m hvd_compress.tools.compare.torch_worker JOB``, as JSON."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hvd_compress.spec import parse
+from hvd_compress.stats import Stats
+from hvd_compress.tools.compare.job import Job
+from hvd_compress.tools.compare.training import Setting, Training
+from hvd_compress.tools.compare.worker import main, merged
+
+torch = importlib.import_module("torch")
+hvd = importlib.import_module("horovod.torch")
+
+
+class TorchTrainer:
+    """What PyTorch adds to the loop."""
+
+    def __init__(self) -> None:
+        hvd.init()
+        self.rank = hvd.rank()
+        self.size = hvd.size()
+        self.counts_bytes = hvd.local_size() == 1 and hvd.size() > 1
+
+    def build(self, make: Callable[[Setting], Training], setting: Setting) -> Training:
+        """Make the model from the same seed on all ranks; what comes then, as dropout, differs between them."""
+        torch.manual_seed(setting.seed)
+        self._training = make(setting)
+        self._plain = self._training.optimizer
+        self._before = copy.deepcopy([self._training.model.state_dict(), self._plain.state_dict()])
+        self._seed = 1000 * (setting.seed + 1) + setting.rank
+        return self._training
+
+    def step_alone(self, batch: Any) -> None:
+        """Make a step in which nothing is exchanged."""
+        self._plain.zero_grad()
+        self._training.loss(self._training.model, batch).backward()
+        self._clip()
+        self._plain.step()
+
+    def distribute(self, spec: str, job: Job) -> None:
+        """Begin anew, with the same weights on all ranks and gradients that are compressed."""
+        model = self._training.model
+        model.load_state_dict(self._before[0])
+        self._plain.load_state_dict(self._before[1])
+        torch.manual_seed(self._seed)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        catalogue = importlib.import_module("hvd_compress.torch").Compression
+        self._compression = catalogue.parse(spec, **merged(parse(spec), job))
+        with _even_alone():
+            self._optimizer = hvd.DistributedOptimizer(
+                self._plain, named_parameters=model.named_parameters(), compression=self._compression
+            )
+
+    def step(self, batch: Any) -> float:
+        """Make a step."""
+        self._optimizer.zero_grad()
+        loss = self._training.loss(self._training.model, batch)
+        loss.backward()
+        self._optimizer.synchronize()
+        self._clip()
+        with self._optimizer.skip_synchronize():
+            self._optimizer.step()
+        return float(loss.item())
+
+    def _clip(self) -> None:
+        if self._training.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self._training.model.parameters(), self._training.clip)
+
+    def evaluate(self) -> float:
+        """What the task says."""
+        model = self._training.model
+        model.eval()
+        with torch.no_grad():
+            found = float(self._training.evaluate(model))
+        model.train()
+        return found
+
+    def gather(self, values: list[float]) -> list[list[float]]:
+        """The values of all ranks."""
+        row = torch.tensor([values], dtype=torch.float64)
+        found: list[list[float]] = hvd.allgather(row, name="lab").tolist()
+        return found
+
+    def stats(self) -> Stats:
+        """Of the compression."""
+        found: Stats = self._compression.stats()
+        return found
+
+    def fingerprint(self) -> float:
+        """A checksum of the parameters."""
+        total = 0
+        for parameter in self._training.model.parameters():
+            total = zlib.crc32(parameter.detach().cpu().numpy().tobytes(), total)
+        return float(total)
+
+    def numel(self) -> int:
+        """Of the parameters that are trained."""
+        return sum(p.numel() for p in self._training.model.parameters() if p.requires_grad)
+
+
+@contextmanager
+def _even_alone() -> Iterator[None]:
+    """Let Horovod's optimizer do its work where there is one rank only, as it does in elastic jobs."""
+    if hvd.size() > 1:
+        yield
+        return
+    os.environ["HOROVOD_ELASTIC"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["HOROVOD_ELASTIC"]
+
+
+if __name__ == "__main__":
+    main("torch", TorchTrainer)
