@@ -20,6 +20,7 @@ from hvd_compress.tools.bench.distributed.results import Result, as_json, over_l
 from hvd_compress.tools.bench.distributed.shapes import SHAPES, count
 from hvd_compress.tools.bench.distributed.task import ALONE, SEARCH_STEPS, Entry, Part, Task, entries, read_report
 from hvd_compress.tools.bench.machine import Machine
+from hvd_compress.tools.units import size
 
 RUNNER = CliRunner(env={"COLUMNS": "160", "NO_COLOR": "1"})
 
@@ -204,7 +205,7 @@ def test_the_table_of_a_profile() -> None:
     ("value", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (33.6e6, "33.6 MB"), (2e9, "2 GB")]
 )
 def test_sizes(value: float, text: str) -> None:
-    assert table.size(value) == text
+    assert size(value) == text
 
 
 def test_results_as_json() -> None:

@@ -133,7 +133,7 @@ def test_the_task_of_the_documentation(tmp_path: Path) -> None:
         (("--methods", "topk,topk"), "topk twice"),
         (("--methods", "topkk"), "topkk"),
         (("--task", "digit"), "digits"),
-        (("--budget", "soon"), "--budget 'soon' is not allowed"),
+        (("--budget", "soon"), "budget='soon' is not allowed"),
         (("--lr", "0.1,-1"), "--lr '0.1,-1' is not allowed"),
         (("--set", "hidden"), "--set 'hidden' is not allowed"),
         (("--set", "hidden=4"), "hidden"),

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from hvd_compress.errors import ClusterError, SpecError
 from hvd_compress.tools.cluster import Cluster
 from hvd_compress.tools.cluster.job import ends_with_us
-from hvd_compress.tools.cluster.rates import UNLIMITED, bits_per_second
+from hvd_compress.tools.cluster.rates import bits_per_second
+from hvd_compress.tools.units import UNLIMITED, counted
 
 CONTROLLERS = {
     "gloo": ["--gloo"],
@@ -72,7 +73,7 @@ class Where(NamedTuple):
     def __str__(self) -> str:
         if self.hosts:
             return f"{self.hosts} emulated hosts, {self.rate}"
-        ranks = f"{self.ranks} rank{'s' if self.ranks != 1 else ''}"
+        ranks = counted(self.ranks, "rank")
         return f"{ranks} on {self.on or 'this machine'}, {self.controller}"
 
 

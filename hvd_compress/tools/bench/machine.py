@@ -9,6 +9,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from hvd_compress.tools.units import counted
+
 _PACKAGES = ("hvd-compress", "horovod", "torch", "tensorflow", "numpy", "numba")
 
 
@@ -43,7 +45,7 @@ class Machine(NamedTuple):
         return cls(cpu, cores, memory, system, platform.release(), platform.python_version(), _versions())
 
     def __str__(self) -> str:
-        cores = f"{self.cores} core{'s' if self.cores != 1 else ''}"
+        cores = counted(self.cores, "core")
         packages = ", ".join(f"{name} {version}" for name, version in self.packages.items())
         hardware = f"{self.cpu}, {cores}, {self.memory_bytes / 2**30:.0f} GiB"
         return f"{hardware}; {self.system}, Linux {self.kernel}; Python {self.python}, {packages}"

@@ -13,12 +13,10 @@ from hvd_compress.methods.lowrank import LowRank
 from hvd_compress.tools.bench.bounds import CLAIMS, bound
 from hvd_compress.tools.bench.catalogue import catalogue, grid
 from hvd_compress.tools.bench.vnmse import BUDGETS, SIGNS, WARMED, bare, name_of
+from hvd_compress.tools.units import error
 
 MEASURED = "## Error of one exchange"
 """The heading that ends the part which depends on the code alone."""
-
-NOTHING = 1e-12
-"""An error that is no more than the rounding of float32 sums."""
 
 ACCURACY = ("framework", "spec", "accuracy", "baseline", "bytes_per_step", "tolerance", "note")
 
@@ -59,8 +57,7 @@ def figure(result: Mapping[str, Any]) -> str:
     """An error in two or three digits; where the mean has no scale, that of its direction, with a mark."""
     sign = name_of(result["spec"]) in SIGNS
     value = result["direction" if sign else "vnmse"]
-    text = "0" if value < NOTHING else f"{value:.3f}" if value >= 0.01 else f"{value:.1e}"
-    return text + "*" * sign
+    return error(value) + "*" * sign
 
 
 def span(bits: Sequence[float]) -> str:

@@ -15,7 +15,8 @@ from hvd_compress.errors import ClusterError
 from hvd_compress.tools.cluster import network
 from hvd_compress.tools.cluster.job import Finished, Process, end, follow
 from hvd_compress.tools.cluster.network import Traffic
-from hvd_compress.tools.cluster.rates import UNLIMITED, bits_per_second
+from hvd_compress.tools.cluster.rates import bits_per_second
+from hvd_compress.tools.units import UNLIMITED
 
 _PATIENCE = 60.0
 """Seconds for the rendezvous server to start: importing Horovod from a cold disk is slow."""

@@ -1,14 +1,12 @@
-"""Bandwidths, as ``tc`` writes them."""
+"""The bandwidths that can be emulated, and the options of ``tc`` for them."""
 
 from __future__ import annotations
 
-import re
+import math
 
-from hvd_compress.errors import ClusterError
+from hvd_compress.errors import ClusterError, SpecError
+from hvd_compress.tools.units import UNLIMITED, read_rate
 
-UNLIMITED = "unlimited"
-
-_UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _LEAST, _MOST = 100_000, 100 * 10**9
 
 _TICK = 250
@@ -19,24 +17,26 @@ _PACKET = 65_600
 
 
 def bits_per_second(rate: str) -> int | None:
-    """Read a rate.
+    """Read a bandwidth.
 
     Returns:
-        Bits in a second; None if it is unlimited.
+        Bits per second; None if it is unlimited.
 
     Raises:
         ClusterError: If it cannot be read, or is out of range.
     """
-    if rate == UNLIMITED:
+    try:
+        bits = read_rate("rate", rate)
+    except SpecError:
+        bits = 0
+    if math.isinf(bits):
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
-    bits = round(float(match[1]) * _UNITS[match[2]]) if match else 0
     if not _LEAST <= bits <= _MOST:
         raise ClusterError(
             f"rate={rate!r} is not allowed: a rate is a number with kbit, mbit or gbit, such as 100mbit or 1gbit, from"
             f" 100kbit to 100gbit; or {UNLIMITED!r}"
         )
-    return bits
+    return round(bits)
 
 
 def bucket(bits: int) -> list[str]:

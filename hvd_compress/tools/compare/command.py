@@ -27,8 +27,8 @@ from hvd_compress.tools.compare.results import HOROVODS, Comparison
 from hvd_compress.tools.compare.store import Store
 from hvd_compress.tools.compare.tasks import TASKS, find
 from hvd_compress.tools.compare.training import Setting
+from hvd_compress.tools.units import read_time
 
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _METHODS = "none,fp16,topk:ratio=0.01,powersgd:rank=4"
 _TASKS = "; ".join(f"{name}: {what}" for name, what in TASKS.items())
 
@@ -75,7 +75,7 @@ def compare(
             where=read_where(hosts, rate, ranks, controller.value, on),
             seeds=seeds,
             target=target,
-            budget=seconds_of(budget),
+            budget=read_time("budget", budget, long=True),
             lrs=read_rates(lr),
             epochs=epochs,
             merge=_merge(merge),
@@ -146,21 +146,6 @@ def read_methods(text: str) -> list[str]:
     if twice := {spec for spec in specs if specs.count(spec) > 1}:
         raise SpecError(f"--methods has {', '.join(sorted(twice))} twice: name each once")
     return [*(spec for spec in HOROVODS if spec not in specs), *specs]
-
-
-def seconds_of(text: str) -> float:
-    """Read a duration.
-
-    Raises:
-        SpecError: If it is not one.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-    seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
-    if not seconds:
-        raise SpecError(
-            f"--budget {text!r} is not allowed: name a number of seconds, minutes or hours, as 90s, 10m or 1h"
-        )
-    return seconds
 
 
 def read_rates(text: str) -> list[float | None]:

@@ -8,10 +8,11 @@ from enum import Enum
 from statistics import median
 from typing import NamedTuple
 
-from hvd_compress.tools.compare.formats import count, metric, named, with_span
+from hvd_compress.tools.compare.formats import named, with_span
 from hvd_compress.tools.compare.job import Outcome
 from hvd_compress.tools.compare.measures import Reach, Split, Spread, cut, final, median_split, reach, spread
 from hvd_compress.tools.compare.results import HOROVODS, Comparison
+from hvd_compress.tools.units import counted, metric
 
 
 class Verdict(str, Enum):
@@ -187,9 +188,9 @@ def _warnings(seeds: int, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
     found = []
     diverged, missing = sum(one.diverged for one in outcomes), seeds - len(outcomes)
     if diverged:
-        found.append(f"diverged with {diverged} of {count(seeds, 'seed')}")
+        found.append(f"diverged with {diverged} of {counted(seeds, 'seed')}")
     if missing > 0:
-        found.append(f"failed with {missing} of {count(seeds, 'seed')}")
+        found.append(f"failed with {missing} of {counted(seeds, 'seed')}")
     if not all(one.ranks_equal for one in outcomes):
         found.append("left the ranks with different weights")
     return tuple(found)

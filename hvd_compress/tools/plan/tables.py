@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from hvd_compress.tools.bench.distributed.table import Grid, number, size
+from hvd_compress.tools.bench.distributed.table import Grid
 from hvd_compress.tools.plan.model import Prediction, Setup, baseline
-from hvd_compress.tools.plan.quantities import write_count, write_rate, write_time
 from hvd_compress.tools.plan.validation import GOOD, Cell, Score
+from hvd_compress.tools.units import number, size, write_count, write_rate, write_time
 
 
 def predictions(found: Sequence[Prediction], setup: Setup) -> Grid:

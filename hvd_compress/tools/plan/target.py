@@ -8,8 +8,8 @@ from typing import NamedTuple
 from hvd_compress.errors import SpecError
 from hvd_compress.tools.plan.constants import BACKENDS, GPU_ONLY, Constants
 from hvd_compress.tools.plan.model import Setup
-from hvd_compress.tools.plan.quantities import write_rate
 from hvd_compress.tools.plan.rates import Rates
+from hvd_compress.tools.units import counted, write_rate
 
 _FLOAT = 4
 """Bytes."""
@@ -78,7 +78,7 @@ class Target(NamedTuple):
 
     def assumptions(self, setup: Setup, constants: Constants) -> str:
         """Return one line with what a reader must know before the figures."""
-        hosts = f"{setup.ranks_per_host} rank{'s' if setup.ranks_per_host > 1 else ''} on each host"
+        hosts = f"{counted(setup.ranks_per_host, 'rank')} on each host"
         if self.device is Device.gpu:
             return (
                 f"Assumed, NOT MEASURED: GPUs with {_bytes(constants.memory)} of memory bandwidth, which compress in as"

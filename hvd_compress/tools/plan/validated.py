@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from hvd_compress.tools.plan.model import Setup
-from hvd_compress.tools.plan.quantities import read_rate, write_rate
 from hvd_compress.tools.plan.target import Backend, Device, Target
 from hvd_compress.tools.plan.validation import CORES, HOSTS, LINKS
+from hvd_compress.tools.units import read_rate, write_rate
 
 RANKS = (min(HOSTS), max(HOSTS))
 RATES = tuple(read_rate("rate", link) for link in LINKS)

@@ -19,8 +19,8 @@ from hvd_compress.tools.bench.jobs import Where
 from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.plan.constants import Constants
 from hvd_compress.tools.plan.model import Setup, predict
-from hvd_compress.tools.plan.quantities import read_rate
 from hvd_compress.tools.plan.rates import Rates
+from hvd_compress.tools.units import read_rate
 
 METHODS = ("none", "fp16", "topk:ratio=0.01", "topkc:ratio=0.01", "powersgd:rank=4", "efsignsgd", "qsgd")
 HOSTS, LINKS = (2, 4, 8), ("100mbit", "300mbit", "1gbit")

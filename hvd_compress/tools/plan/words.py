@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from hvd_compress.tools.plan.constants import Constants
 from hvd_compress.tools.plan.curves import Curve, crossing, gain
 from hvd_compress.tools.plan.model import HOROVODS, Prediction, Setup, baseline
-from hvd_compress.tools.plan.quantities import write_rate, write_time
 from hvd_compress.tools.plan.rates import Rates
 from hvd_compress.tools.plan.validated import RANGE, RANKS, RATES
+from hvd_compress.tools.units import write_rate, write_time
 
 PAYS, SURE = 1.05, 1.2
 """Gains from which a method is worth its trouble, and from which it is one even if the model is wrong by its 20 %."""

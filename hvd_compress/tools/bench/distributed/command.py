@@ -25,6 +25,7 @@ from hvd_compress.tools.bench.distributed.task import Part, Task, entries
 from hvd_compress.tools.bench.jobs import Where, read_where
 from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.cluster.rates import bits_per_second
+from hvd_compress.tools.units import size
 
 bench = typer.Typer(no_args_is_help=True)
 
@@ -126,7 +127,7 @@ def steps(
         found = _measured(task, framework.value, where)
         if memory:
             total = 4 * count(SHAPES[model.value]())
-            shown = [table.memory_table(found, f"Peak memory: {title}; gradients {table.size(total)}", total)]
+            shown = [table.memory_table(found, f"Peak memory: {title}; gradients {size(total)}", total)]
         else:
             shown = [table.steps_table(found, title)]
         _show(shown, found, task, Outputs(as_json, None if memory else plot), where, title)

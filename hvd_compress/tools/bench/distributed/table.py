@@ -14,26 +14,7 @@ from rich.text import Text
 from hvd_compress.tools.bench.bars import Bar
 from hvd_compress.tools.bench.distributed.results import Result, baseline_name, over_layers, overhead, scaling, speedup
 from hvd_compress.tools.bench.distributed.task import ALONE
-
-_NONE = "-"
-
-
-def number(value: float | None, digits: int = 1) -> str:
-    """For a cell; so many digits after the point, and fewer for large values."""
-    if value is None:
-        return _NONE
-    return f"{value:,.{max(0, digits - (abs(value) >= 100))}f}"
-
-
-def size(value: float | None) -> str:
-    """Bytes for people, in decimal units as networks have them."""
-    if value is None:
-        return _NONE
-    for unit in ("B", "kB", "MB"):
-        if abs(value) < 999.5:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} GB"
+from hvd_compress.tools.units import NONE, number, size
 
 
 class Grid(NamedTuple):
@@ -53,7 +34,7 @@ class Grid(NamedTuple):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The table, and how many columns there was no room for."""
-        used = [0, *(c for c in range(1, len(self.heads)) if any(row[c] != _NONE for row in self.rows))]
+        used = [0, *(c for c in range(1, len(self.heads)) if any(row[c] != NONE for row in self.rows))]
         # Two spaces come after each column but the last, which has one.
         ends = list(accumulate((self._width(column) + 2 for column in used), initial=-1))[1:]
         room = sum(end <= options.max_width for end in ends)
@@ -163,4 +144,4 @@ def _phases(one: Result) -> tuple[str, str, str]:
 
 
 def _times(value: float | None) -> str:
-    return _NONE if value is None else f"{number(value, 2)}x"
+    return NONE if value is None else f"{number(value, 2)}x"

@@ -15,11 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from hvd_compress.tools.bench.bars import Bar, draw
 from hvd_compress.tools.bench.commands import refusals
 from hvd_compress.tools.bench.distributed.command import ToJson, ToPlot, bench
-from hvd_compress.tools.bench.distributed.table import Grid, number
+from hvd_compress.tools.bench.distributed.table import Grid
 from hvd_compress.tools.bench.local import graph as graph_
 from hvd_compress.tools.bench.local import kernels as kernels_
 from hvd_compress.tools.bench.local import methods as methods_
 from hvd_compress.tools.bench.machine import Machine
+from hvd_compress.tools.units import number
 
 __all__ = ["bench"]
 

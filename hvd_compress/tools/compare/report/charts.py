@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from hvd_compress.tools.bench.distributed.table import number, size
-from hvd_compress.tools.compare.formats import figure, seconds, span, times, with_span
+from hvd_compress.tools.compare.formats import span, with_span
 from hvd_compress.tools.compare.judging import Judgement, Verdict, baseline, judge
 from hvd_compress.tools.compare.measures import PARTS
 from hvd_compress.tools.compare.report.drawing import INK, PALE, blank, legend_below, logarithmic, note, rows
 from hvd_compress.tools.compare.results import Comparison
+from hvd_compress.tools.units import number, seconds, setting, size, times
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +30,7 @@ def time_to_target(comparison: Comparison) -> Figure:
     """How many times as soon as the baseline each method reached the target; the seconds where that did not."""
     judged, base = judge(comparison), baseline(comparison)
     relative = any(one.spec == base and one.reached for one in judged)
-    goal = f"{comparison.goal.metric} {figure(comparison.target)}"
+    goal = f"{comparison.goal.metric} {setting(comparison.target)}"
     what = f"{goal}: how many times as soon as with {base}" if relative else f"Training until {goal}"
     drawn, axes = blank(_REST + _ROW * len(judged), what, comparison)
     for row, one in enumerate(judged):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from hvd_compress.tools.compare.formats import figure as digits
-from hvd_compress.tools.compare.formats import metric
 from hvd_compress.tools.compare.judging import baseline, judge
 from hvd_compress.tools.compare.report import drawing
 from hvd_compress.tools.compare.report.curves import Line, limits, line, unequal
 from hvd_compress.tools.compare.report.drawing import INK, Look, blank, plain
 from hvd_compress.tools.compare.results import Comparison
+from hvd_compress.tools.units import metric, setting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +44,7 @@ def _metric(comparison: Comparison, by: str, log: bool = False) -> Figure:
         if at:  # where it reaches the target
             axes.plot([at.median], [comparison.target], "o", color=look.colour, mec="white", ms=7, zorder=5)
     aim = axes.axhline(comparison.target, color=INK, lw=1, dashes=(4, 3), zorder=1)
-    handles.append((aim, f"target: {digits(comparison.target)}"))
+    handles.append((aim, f"target: {setting(comparison.target)}"))
     _scale(axes, bounds, 0.0 if not log else begin if math.isfinite(begin) else 1.0)
     axes.set_xlabel(what + (", on a logarithmic axis" if log else ""), fontsize=9)
     axes.set_ylabel(plain(comparison.goal.metric), fontsize=9)

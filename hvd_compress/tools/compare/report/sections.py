@@ -7,9 +7,6 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from hvd_compress.tools.bench.distributed.table import number
-from hvd_compress.tools.compare.formats import NONE, count, metric, seconds
-from hvd_compress.tools.compare.formats import figure as digits
 from hvd_compress.tools.compare.job import Outcome
 from hvd_compress.tools.compare.judging import Verdict, judge
 from hvd_compress.tools.compare.measures import PARTS, final, reach
@@ -17,6 +14,7 @@ from hvd_compress.tools.compare.report.captions import MEASURED
 from hvd_compress.tools.compare.report.tables import Cell, columns, target
 from hvd_compress.tools.compare.report.wording import words
 from hvd_compress.tools.compare.results import Comparison
+from hvd_compress.tools.units import NONE, counted, metric, number, seconds, setting
 
 _MARKS = {
     Verdict.PAYS: "good",
@@ -30,10 +28,10 @@ def head(comparison: Comparison, title: str) -> str:
     """What was compared."""
     what = [
         comparison.framework,
-        count(comparison.size, "rank"),
+        counted(comparison.size, "rank"),
         comparison.where,
         f"target: {target(comparison)}",
-        f"{count(comparison.seeds, 'seed')} each",
+        f"{counted(comparison.seeds, 'seed')} each",
         comparison.begun.replace("T", " ").replace("+00:00", " UTC"),
     ]
     return f'<h1>{escape(title)}</h1>\n<p class="soft">{escape("; ".join(what))}</p>'
@@ -123,7 +121,7 @@ def _rate(one: Outcome, what: str, aim: float) -> list[str]:
     reached, end = reach(one, aim), final(one)
     return [
         one.spec,
-        NONE if one.lr is None else digits(one.lr),
+        NONE if one.lr is None else setting(one.lr),
         seconds(reached.seconds) if reached else NONE,
         NONE if end != end else metric(end),
         f"{what}, diverged" if one.diverged else what,
@@ -134,7 +132,7 @@ def failures(comparison: Comparison) -> str:
     """What could not be done."""
     told = []
     for one in comparison.failures:
-        rate = "" if one.lr is None else f", learning rate {digits(one.lr)}"
+        rate = "" if one.lr is None else f", learning rate {setting(one.lr)}"
         told.append(
             f"<p><code>{escape(one.spec)}</code>, seed {one.seed}{escape(rate)}:</p>\n<pre>{escape(one.message)}</pre>"
         )

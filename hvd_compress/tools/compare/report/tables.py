@@ -10,12 +10,12 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from hvd_compress.tools.bench.distributed.table import number, size
-from hvd_compress.tools.compare.formats import NONE, error, figure, seconds, span, times
-from hvd_compress.tools.compare.formats import metric as measured
+from hvd_compress.tools import units
+from hvd_compress.tools.compare.formats import span
 from hvd_compress.tools.compare.judging import Judgement, baseline, judge
 from hvd_compress.tools.compare.measures import Spread
 from hvd_compress.tools.compare.results import Comparison
+from hvd_compress.tools.units import NONE, error, number, seconds, setting, size, times
 
 WIDE = 120
 """Columns of a terminal in which there is room for more than what counts most."""
@@ -54,12 +54,12 @@ def columns(comparison: Comparison, width: int = PAGE) -> list[Column]:
     """What is told of each method, the method first and the verdict last; nothing of what is known of none."""
     metric = comparison.goal.metric if comparison.outcomes else ""
     found = [
-        Column("Learning rate", lambda one: Cell(NONE if one.lr is None else figure(one.lr)), PAGE),
+        Column("Learning rate", lambda one: Cell(NONE if one.lr is None else setting(one.lr)), PAGE),
         Column("Time to target, s", lambda one: _spread(one.seconds, seconds)),
         Column(f"Times as soon as {baseline(comparison)}", lambda one: _spread(one.ratio, times)),
         Column("Seeds at target", lambda one: Cell(f"{one.reached} of {one.seeds}")),
         Column("Steps to target", lambda one: _spread(one.steps, _whole), PAGE),
-        Column(f"Final {metric}", lambda one: _spread(one.final, measured)),
+        Column(f"Final {metric}", lambda one: _spread(one.final, units.metric)),
         Column("Steps trained", lambda one: _spread(one.trained, _whole), PAGE),
         Column("Step, ms", lambda one: Cell(NONE if one.step is None else number(1000 * one.step))),
         Column("Bytes to Horovod", lambda one: Cell(size(one.payload)), WIDE),
@@ -72,7 +72,9 @@ def columns(comparison: Comparison, width: int = PAGE) -> list[Column]:
         found = [one for one in found if one.head != "Steps trained"]
     used = [one for one in found if width >= one.width and any(one.cell(other).text != NONE for other in judged)]
     under = any(one.lr is not None for one in judged) and width < PAGE
-    first = Column("Method", lambda one: Cell(one.spec, f"lr {figure(one.lr)}" if under and one.lr is not None else ""))
+    first = Column(
+        "Method", lambda one: Cell(one.spec, f"lr {setting(one.lr)}" if under and one.lr is not None else "")
+    )
     return [
         first,
         *used,
@@ -112,9 +114,9 @@ def markdown(comparison: Comparison) -> list[str]:
 def target(comparison: Comparison) -> str:
     """What is good enough, as in ``accuracy of at least 0.9``."""
     if not comparison.outcomes:
-        return figure(comparison.target)
+        return setting(comparison.target)
     goal = comparison.goal
-    return f"{goal.metric} of at {'least' if goal.higher_is_better else 'most'} {figure(comparison.target)}"
+    return f"{goal.metric} of at {'least' if goal.higher_is_better else 'most'} {setting(comparison.target)}"
 
 
 def _whole(value: float) -> str:

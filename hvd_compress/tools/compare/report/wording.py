@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hvd_compress.tools.compare.formats import count, figure, listed, named, seconds, span, times
+from hvd_compress.tools.compare.formats import named, span
 from hvd_compress.tools.compare.judging import Judgement, Verdict, baseline, judge
 from hvd_compress.tools.compare.results import HOROVODS, Comparison
+from hvd_compress.tools.units import counted, listed, seconds, setting, times
 
 
 def words(comparison: Comparison) -> list[str]:
@@ -14,7 +15,7 @@ def words(comparison: Comparison) -> list[str]:
     if not comparison.outcomes:
         return ["No training came to an end; the failures tell why."]
     found = judge(comparison)
-    goal = f"{comparison.goal.metric} {figure(comparison.target)}"
+    goal = f"{comparison.goal.metric} {setting(comparison.target)}"
     better = baseline(comparison)
     base = next(one for one in found if one.spec == better)
     rest = [one for one in found if one.spec not in (HOROVODS if not base.reached else (better,))]
@@ -87,7 +88,7 @@ def _time(one: Judgement) -> str:
 
 
 def _only(one: Judgement) -> str:
-    return f", with {one.reached} of {count(one.seeds, 'seed')}" if one.reached < one.seeds else ""
+    return f", with {one.reached} of {counted(one.seeds, 'seed')}" if one.reached < one.seeds else ""
 
 
 def _sooner(one: Judgement, base: Judgement) -> str:

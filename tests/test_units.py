@@ -7,7 +7,7 @@ import math
 import pytest
 
 from hvd_compress.errors import SpecError
-from hvd_compress.tools.plan.quantities import read_count, read_rate, read_time, write_count, write_rate, write_time
+from hvd_compress.tools.units import read_count, read_rate, read_time, write_count, write_rate, write_time
 
 
 @pytest.mark.parametrize(
