@@ -107,7 +107,7 @@ def test_imports_go_downward(module: str) -> None:
 def test_only_adapters_know_a_framework(module: str) -> None:
     allowed = {"torch", "tensorflow", "keras", "mpi", "ops.torch", "ops.tensorflow", "tools.bench.digits"}
     allowed |= {"ops.torch_cuda", "ops.torch_devices", "kernels.cuda", "pipeline.torch", "pipeline.tensorflow"}
-    allowed |= {"tools.bench.horovodrun"}
+    allowed |= {"tools.bench.horovodrun", "tools.plan.rates"}
     allowed |= {f"tools.compare.tasks.{name}" for name in ("keras_tasks", "torch_lm", "torch_tasks")}
     tops = {name.partition(".")[0] for name in imported(modules()[module])}
     if not any(module == entry or module.startswith(entry + ".") for entry in allowed):

@@ -9,8 +9,8 @@ With n ranks, each on a link of B bits a second, a step of a method takes::
                  + latency * hops                                                  the link, too
                  + wire(n) * byte + halves * half + (messages) * hop + cycle       the host
 
-``compute`` is what the user has measured. ``encode`` and ``decode`` are measured on this machine; GPUs are taken to
-need as many passes over their memory. What goes over the wire is counted in one exchange of the method itself, see
-`hvd_compress.tools.plan.traffic`. All else are the constants of `hvd_compress.tools.plan.constants`. Formulas and their
-limits are in docs/planning.md.
+``compute`` is what the user has measured. ``encode`` and ``decode`` are measured on this CPU; a GPU is assumed
+to need as many passes over its memory. The bytes on the wire are counted in one exchange of the method itself, see
+`hvd_compress.tools.bench.traffic`. The rest are `hvd_compress.tools.plan.constants`. docs/planning.md has the formulas
+and their limits.
 """

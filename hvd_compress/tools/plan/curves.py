@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from hvd_compress.errors import UnsupportedError
+from hvd_compress.tools.bench.traffic import grows, sent
 from hvd_compress.tools.plan.constants import Constants
-from hvd_compress.tools.plan.model import HOROVODS, Setup, predict
+from hvd_compress.tools.plan.model import HOROVODS, Setup, matrix_side, predict
 from hvd_compress.tools.plan.rates import Rates
-from hvd_compress.tools.plan.traffic import grows, matrix_side, sent
 
 RANKS = tuple(2**power for power in range(1, 11))
 """2 ... 1,024."""

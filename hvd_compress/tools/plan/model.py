@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from hvd_compress.errors import SpecError
 from hvd_compress.spec import parse
+from hvd_compress.tools.bench.traffic import Message, sent
 from hvd_compress.tools.plan.constants import Constants
 from hvd_compress.tools.plan.rates import Rates
-from hvd_compress.tools.plan.traffic import Message, matrix_side, sent
 
 HOROVODS = ("none", "fp16")
 """Horovod's own methods; the better of them is the baseline."""
@@ -73,6 +73,11 @@ class Setup(NamedTuple):
             if not fine:
                 option = name.replace("_", "-")
                 raise SpecError(f"{option}={getattr(self, name)} is not allowed: {option} must be {allowed}")
+
+
+def matrix_side(parameters: int, side: int) -> int:
+    """Return the side of the matrices that a model is assumed to consist of: as asked for, unless it is too small."""
+    return max(1, min(side, math.isqrt(parameters)))
 
 
 class Prediction(NamedTuple):

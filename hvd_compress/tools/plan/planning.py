@@ -18,10 +18,9 @@ from hvd_compress.tools.bench.commands import refusals, split_specs
 from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.plan import curves, plot, rates, tables, words
 from hvd_compress.tools.plan.constants import Constants, read_constants
-from hvd_compress.tools.plan.model import HOROVODS, Setup, baseline, predict
+from hvd_compress.tools.plan.model import HOROVODS, Setup, baseline, matrix_side, predict
 from hvd_compress.tools.plan.rates import Rates
 from hvd_compress.tools.plan.target import Backend, Device, Target, read_target
-from hvd_compress.tools.plan.traffic import matrix_side
 from hvd_compress.tools.plan.validated import beyond
 from hvd_compress.tools.units import read_count, read_rate, read_time
 

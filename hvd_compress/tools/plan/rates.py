@@ -10,17 +10,32 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hvd_compress.core.bucket import Bucket
 from hvd_compress.errors import SpecError
+from hvd_compress.ops import Ops
 from hvd_compress.spec import parse
-from hvd_compress.tools.plan.timing import Timed, time_method
-from hvd_compress.tools.plan.traffic import grows, sent
+from hvd_compress.tools.bench.local.methods import normal_gradients, numpy_ops, timed_steps
+from hvd_compress.tools.bench.traffic import grows, sent
 
 RANKS = (2, 8)
 """With so many ranks' payloads decoding is measured; it grows along the line through these. They are far apart, so that
 little of the noise gets into the slope."""
 
-SIDE = 256
-"""Of the matrix that tells which collectives a method uses; any does."""
+
+class Timed(NamedTuple):
+    """One measurement, in seconds per parameter.
+
+    Attributes:
+        ranks: The world size.
+        encode: From the gradient to the last payload, with all that is kept for the next step.
+        decode: From the last reply to the total.
+        copy: A plain copy of the gradient.
+    """
+
+    ranks: int
+    encode: float
+    decode: float
+    copy: float
 
 
 class Rate(NamedTuple):
@@ -91,6 +106,41 @@ def measure(
     return _rates(found)
 
 
+def time_method(spec: str, size: int, side: int, ranks: int, turns: int) -> Timed:
+    """Time a method on normal gradients: the best of several turns, as noise only ever adds to a time.
+
+    The last rank is timed, whose memory has been used before, as in training.
+
+    Args:
+        spec: The method.
+        size: The gradient's numbers, about.
+        side: Rows and columns of the matrices that it is made of.
+        ranks: The world size.
+        turns: Measured steps.
+
+    Raises:
+        MissingPackageError: If numba is not installed.
+    """
+    bucket = Bucket("b0", ((side, side),) * max(1, size // side**2), "float32")
+    steps = timed_steps(_ops(), parse(spec).core, bucket, normal_gradients(bucket, ranks), turns, rank=-1)
+    times = [(step.encode, step.decode, step.copy) for step in steps][1:]
+    encode, decode, copy = (min(column) / bucket.numel for column in zip(*times, strict=True))
+    return Timed(ranks, encode, decode, copy)
+
+
+def _ops() -> Ops:
+    """Return PyTorch's primitives with one thread, as a rank on a CPU has; numpy's where it is not installed."""
+    plain = numpy_ops()
+    try:
+        import torch
+    except ImportError:
+        return plain
+    from hvd_compress.ops.torch_devices import torch_ops
+
+    torch.set_num_threads(1)
+    return torch_ops("cpu")
+
+
 def read(paths: Sequence[Path], specs: Sequence[str]) -> Rates:
     """Take rates from files.
 
@@ -153,7 +203,7 @@ def _line(spec: str, timed: Sequence[Timed]) -> Rate:
     Of what should be the same, the least counts, as all else that a machine does only adds to it.
     """
     encode = min(one.encode for one in timed)
-    if not grows(sent(spec, 2, SIDE)):
+    if not grows(sent(spec, 2)):
         return Rate(encode, min(one.decode for one in timed), 0.0)
     slope, _ = np.polyfit([one.ranks for one in timed], [one.decode for one in timed], 1)
     most = min(one.decode / one.ranks for one in timed)  # with no ranks, there is not less than nothing to do

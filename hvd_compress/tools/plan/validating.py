@@ -19,9 +19,9 @@ from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.plan import tables
 from hvd_compress.tools.plan.constants import Constants, read_constants
 from hvd_compress.tools.plan.fitting import FREE, fit
+from hvd_compress.tools.plan.model import matrix_side
 from hvd_compress.tools.plan.planning import Constant, Size, ToJson, Turns, measured_visibly, visibly
 from hvd_compress.tools.plan.rates import Rates
-from hvd_compress.tools.plan.traffic import matrix_side
 from hvd_compress.tools.plan.validation import (
     FITTED,
     HOSTS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -50,6 +50,7 @@ class Step(NamedTuple):
     Attributes:
         encode: Seconds before the last collective.
         decode: Seconds after it.
+        copy: Seconds of a plain copy of the gradient.
         sent: Bytes that a rank handed to collectives.
         total: The sum.
         states: The states of all ranks.
@@ -57,6 +58,7 @@ class Step(NamedTuple):
 
     encode: float
     decode: float
+    copy: float
     sent: int
     total: Array
     states: list[State]
@@ -68,53 +70,68 @@ def measure(
     """Time the steps of methods on normal gradients of about ``n`` coordinates, as one square matrix.
 
     Raises:
-        SpecError: If a spec is not one.
+        SpecError: If a spec is invalid.
         MissingPackageError: If numba is not installed.
     """
     methods = [parse(spec).core for spec in specs]  # a mistake shows before anything is computed
     side = max(1, math.isqrt(n))
-    bucket, copy = Bucket("", ((side, n // side),), "float32"), Copy(n)
-    rng = np.random.default_rng(0)
-    grads = [rng.standard_normal(bucket.numel, dtype=np.float32) for _ in range(ranks)]
+    bucket, ops = Bucket("", ((side, n // side),), "float32"), numpy_ops()
+    grads = normal_gradients(bucket, ranks)
     lines = []
     for spec, method in zip(specs, methods, strict=True):
         progress(spec)
-        lines.append(_line(spec, method, bucket, grads, copy, turns))
+        lines.append(_line(spec, bucket, grads, timed_steps(ops, method, bucket, grads, turns)))
     return lines
 
 
-def _line(spec: str, method: Method, bucket: Bucket, grads: Sequence[Floats], copy: Copy, turns: int) -> Line:
-    ops = _ops()
-    states = [method.init(ops, bucket, len(grads)) for _ in grads]
-    steps, copies, vnmse = [], [], math.nan
-    for turn in range(turns + 1):
-        step = timed_step(ops, method, bucket, grads, states)
+def normal_gradients(bucket: Bucket, ranks: int) -> list[Floats]:
+    """Draw a flat gradient for each rank."""
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(bucket.numel, dtype=np.float32) for _ in range(ranks)]
+
+
+def _line(spec: str, bucket: Bucket, grads: Sequence[Floats], steps: Iterator[Step]) -> Line:
+    exact = np.mean(np.stack(grads), axis=0, dtype=np.float64)
+    vnmse = error(np.asarray(next(steps).total, np.float64) / len(grads), exact)[0]
+    times = [(step.encode, step.decode, step.copy, step.sent) for step in steps]
+    encode, decode, copy, sent = map(median, zip(*times, strict=True))
+    bits = 8 * sent / bucket.numel
+    return Line(spec, 1000 * encode, 1000 * decode, encode / copy, decode / copy, bits, vnmse)
+
+
+def timed_steps(
+    ops: Ops, method: Method, bucket: Bucket, grads: Sequence[Floats], turns: int, rank: int = 0
+) -> Iterator[Step]:
+    """Run steps of all ranks, and time one rank and a plain copy of its gradient.
+
+    The first step does not count, as its memory is new; so many ``turns`` follow.
+    """
+    copy = Copy(bucket.numel)
+    states: Sequence[State] = [method.init(ops, bucket, len(grads)) for _ in grads]
+    for _ in range(turns + 1):
+        step = _timed_step(ops, method, bucket, grads, states, rank)
         states = step.states
-        if turn:  # in the first, memory is new
-            steps.append(step)
-            copies.append(seconds(copy))
-        else:
-            exact = np.mean(np.stack(grads), axis=0, dtype=np.float64)
-            vnmse = error(np.asarray(step.total, np.float64) / len(grads), exact)[0]
-    encode, decode, plain = (median(x) for x in ([s.encode for s in steps], [s.decode for s in steps], copies))
-    bits = 8 * median(step.sent for step in steps) / bucket.numel
-    return Line(spec, 1000 * encode, 1000 * decode, encode / plain, decode / plain, bits, vnmse)
+        yield step._replace(copy=seconds(copy))
 
 
-def timed_step(
-    ops: Ops, method: Method, bucket: Bucket, grads: Sequence[Floats], states: Sequence[State], rank: int = 0
+def _timed_step(
+    ops: Ops, method: Method, bucket: Bucket, grads: Sequence[Floats], states: Sequence[State], rank: int
 ) -> Step:
-    """Run a step of all ranks and time one of them."""
     sent: list[int] = []
     flights = fly(ops, method, bucket, grads, states, lambda message: sent.append(message.array.nbytes))
     *encode, decode = flights[rank].laps
     begin = time.perf_counter()
     total = dense(ops, flights[rank].ended.total)
     decode += time.perf_counter() - begin
-    return Step(sum(encode), decode, sum(sent), total, [flight.ended.state for flight in flights])
+    return Step(sum(encode), decode, 0.0, sum(sent), total, [flight.ended.state for flight in flights])
 
 
-def _ops() -> Ops:
+def numpy_ops() -> Ops:
+    """Return numpy's primitives with compiled kernels.
+
+    Raises:
+        MissingPackageError: If numba is not installed.
+    """
     compiled()  # says what is missing
     from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
 
