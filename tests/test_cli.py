@@ -15,18 +15,20 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hvd_compress.methods import REGISTRY, methods
-from hvd_compress.tools.bench import commands, tables
+from hvd_compress.tools.bench import tables
 from hvd_compress.tools.bench.catalogue import short
 from hvd_compress.tools.bench.traffic import cost
+from hvd_compress.tools.cli import complete
 from hvd_compress.tools.doctor import command
 from hvd_compress.tools.doctor.facts import Facts
 from hvd_compress.tools.doctor.trials import Trial
+from hvd_compress.tools.terminal import split_specs
 
 RUNNER = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"})
 
 
 def run(*args: str) -> Any:
-    return RUNNER.invoke(commands.app, args)
+    return RUNNER.invoke(complete().app, args)
 
 
 def test_methods_are_listed() -> None:
@@ -117,13 +119,13 @@ def test_vnmse_prints_and_writes(tmp_path: Path) -> None:
 
 
 def test_specs_are_apart_by_commas() -> None:
-    assert commands.split_specs("int8, topk:ratio=0.1, values=fp16,qsgd:bits=2,none") == [
+    assert split_specs("int8, topk:ratio=0.1, values=fp16,qsgd:bits=2,none") == [
         "int8",
         "topk:ratio=0.1,values=fp16",
         "qsgd:bits=2",
         "none",
     ]
-    assert commands.split_specs("topk,ratio=0.1") == ["topk", "ratio=0.1"]
+    assert split_specs("topk,ratio=0.1") == ["topk", "ratio=0.1"]
 
 
 @pytest.mark.parametrize("package", ["rich", "typer"])

@@ -8,6 +8,9 @@ from types import ModuleType
 
 from hvd_compress.errors import MissingPackageError
 
+_COMMANDS = ("bench.commands", "bench.local.command", "doctor.command", "compare.command", "plan.command")
+"""The modules that add commands to the app."""
+
 
 def main() -> None:
     """Run the command, or say what to install for it."""
@@ -19,7 +22,7 @@ def main() -> None:
 
 
 def complete() -> ModuleType:
-    """Put all commands together; the module that is given has them as ``app``.
+    """Load all commands, and return the module whose ``app`` has them.
 
     Raises:
         MissingPackageError: If rich or typer is not installed.
@@ -31,12 +34,6 @@ def complete() -> ModuleType:
             raise MissingPackageError(
                 f"the command needs rich and typer ({error}); install them with: pip install 'hvd-compress[bench]'"
             ) from error
-    from hvd_compress.tools.bench import commands
-    from hvd_compress.tools.bench.local.command import (
-        bench,  # that of hvd_compress.tools.bench.distributed, with more commands
-    )
-
-    commands.app.add_typer(bench, name="bench")
-    for package in ("doctor", "compare", "plan"):  # each adds its commands to the same app
-        importlib.import_module(f"hvd_compress.tools.{package}.command")
-    return commands
+    for name in _COMMANDS:
+        importlib.import_module(f"hvd_compress.tools.{name}")
+    return importlib.import_module("hvd_compress.tools.terminal")

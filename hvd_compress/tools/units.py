@@ -152,7 +152,7 @@ def _scaled(value: float, *units: tuple[str, float]) -> str:
 
 def counted(value: int, what: str) -> str:
     """Write a count with its noun: ``1 seed``, ``3 seeds``."""
-    return f"{value} {what}{'s' if value != 1 else ''}"
+    return f"{value:,} {what}{'s' if value != 1 else ''}"
 
 
 def listed(words: Sequence[str]) -> str:

@@ -17,8 +17,8 @@ from docs.documents import ROOT, commands
 from launching import run
 
 import hvd_compress
-from hvd_compress.tools.bench.commands import split_specs
 from hvd_compress.tools.cli import complete
+from hvd_compress.tools.terminal import split_specs
 
 COMMANDS = sorted({command for command, _ in commands()})
 OURS = re.compile(r"^(?:sudo )?(?:\.venv/bin/)?hvd-compress ")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from hvd_compress.errors import SpecError
@@ -16,6 +15,7 @@ from hvd_compress.spec import nearest
 from hvd_compress.tools.bench.docstrings import read
 from hvd_compress.tools.bench.inputs import RMS
 from hvd_compress.tools.bench.traffic import SIDE, SIZES, SPARSE, cost
+from hvd_compress.tools.tables import markdown
 
 MEMORIES: tuple[type[Method], ...] = (ErrorFeedback, EF21, MomentumCorrection, Momentum)
 POLICIES: tuple[type[Method], ...] = (Selective, ByName, Schedule, Phases, Delayed, Measured)
@@ -102,7 +102,7 @@ def section(name: str) -> str:
     if line.hyper_parameters:
         rows = [("Hyper-parameter", "Default", "Meaning")]
         rows += [(f"`{key}`", f"`{written(v)}`", doc.args.get(key, "")) for key, v in line.hyper_parameters.items()]
-        parts.append(grid(rows, "lll"))
+        parts.append(markdown(rows, "lll"))
     return "\n\n".join(parts)
 
 
@@ -141,13 +141,7 @@ def _overview() -> str:
         rounds, allreduce, state, bits = numbers(line.name)
         name = f"[`{line.name}`](#{line.name})"
         rows.append((name, line.collective, rounds, allreduce, line.unbiased, state, bits, short(line.paper)))
-    return grid(rows, "llrllrrl")
-
-
-def grid(rows: Sequence[tuple[str, ...]], align: str) -> str:
-    """A Markdown table; the first row is its head, ``align`` has an l or an r for each column."""
-    rule = tuple("---:" if side == "r" else "---" for side in align)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [rows[0], rule, *rows[1:]])
+    return markdown(rows, "llrllrrl")
 
 
 def short(paper: str) -> str:

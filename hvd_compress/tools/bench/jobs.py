@@ -12,13 +12,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hvd_compress.errors import ClusterError, SpecError
 from hvd_compress.tools.cluster import Cluster
 from hvd_compress.tools.cluster.job import ends_with_us
 from hvd_compress.tools.cluster.rates import bits_per_second
 from hvd_compress.tools.units import UNLIMITED, counted
+
+Framework = Literal["torch", "keras"]
+Controller = Literal["gloo", "mpi"]
+"""Horovod's controllers: the libraries it communicates by."""
 
 CONTROLLERS = {
     "gloo": ["--gloo"],
@@ -55,14 +59,14 @@ class Where(NamedTuple):
         hosts: How many emulated hosts, of one rank each; 0 for this machine.
         rate: Of the hosts.
         ranks: On this machine.
-        controller: Of Horovod, without emulated hosts: ``"gloo"`` or ``"mpi"``.
+        controller: Horovod's, without emulated hosts.
         on: Other machines and their slots, as ``horovodrun -H`` takes them; empty for this machine.
     """
 
     hosts: int
     rate: str
     ranks: int
-    controller: str
+    controller: Controller
     on: str = ""
 
     @property
@@ -77,7 +81,7 @@ class Where(NamedTuple):
         return f"{ranks} on {self.on or 'this machine'}, {self.controller}"
 
 
-def read_where(hosts: int, rate: str | None, ranks: int, controller: str, on: str = "") -> Where:
+def read_where(hosts: int, rate: str | None, ranks: int, controller: Controller, on: str = "") -> Where:
     """Read what the ranks run on, from a command's options.
 
     Args:

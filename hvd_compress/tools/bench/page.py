@@ -11,8 +11,9 @@ from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.lowrank import LowRank
 from hvd_compress.tools.bench.bounds import CLAIMS, bound
-from hvd_compress.tools.bench.catalogue import catalogue, grid
+from hvd_compress.tools.bench.catalogue import catalogue
 from hvd_compress.tools.bench.vnmse import BUDGETS, SIGNS, WARMED, bare, name_of
+from hvd_compress.tools.tables import markdown
 from hvd_compress.tools.units import error
 
 MEASURED = "## Error of one exchange"
@@ -100,7 +101,7 @@ def vnmse_section(measured: Mapping[str, Any], command: str) -> str:
     ]
     for budget, lines in rows(measured).items():
         table = [head, *((f"`{line[0]}`", *line[1:], _bound(line[0])) for line in lines)]
-        parts += [f"### {budget.capitalize() or 'Other specs'}", grid(table, "l" + "r" * (len(head) - 1))]
+        parts += [f"### {budget.capitalize() or 'Other specs'}", markdown(table, "l" + "r" * (len(head) - 1))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -111,16 +112,9 @@ def _bound(spec: str) -> str:
 
 def claims_section() -> str:
     """What the papers state, as given."""
-    lines = [f"| [`{name}`](#{name}) | {CLAIMS[name]} |" for name in REGISTRY if name in CLAIMS]
-    return "\n".join(
-        [
-            "## What the papers' abstracts state\n",
-            "As given there, for their models, data and machines; none of it was reproduced here.\n",
-            "| Method | Stated |\n| --- | --- |",
-            *lines,
-            "",
-        ]
-    )
+    rows = [("Method", "Stated"), *((f"[`{name}`](#{name})", CLAIMS[name]) for name in REGISTRY if name in CLAIMS)]
+    note = "As given there, for their models, data and machines; none of it was reproduced here."
+    return f"## What the papers' abstracts state\n\n{note}\n\n{markdown(rows, 'll')}\n"
 
 
 def accuracy_section(results: Sequence[Mapping[str, Any]]) -> str:
@@ -130,7 +124,7 @@ def accuracy_section(results: Sequence[Mapping[str, Any]]) -> str:
     for r in results:
         numbers = f"{r['accuracy']:.4f}", f"{r['baseline']:.4f}", f"{r['bytes_per_step']:,}", f"{r['tolerance']:.3f}"
         table.append((str(r["framework"]), f"`{r['spec']}`", *numbers, str(r.get("note") or "")))
-    return f"## Accuracy on the demo's CNN\n\n{_ACCURACY}\n\n{grid(table, 'llrrrrl')}\n"
+    return f"## Accuracy on the demo's CNN\n\n{_ACCURACY}\n\n{markdown(table, 'llrrrrl')}\n"
 
 
 def read_json(path: Path, keys: Sequence[str] = ()) -> Any:

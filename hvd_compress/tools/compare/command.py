@@ -1,11 +1,10 @@
-"""The subcommand ``hvd-compress compare``, added to the app of `hvd_compress.tools.bench.commands`."""
+"""The subcommand ``hvd-compress compare``."""
 
 from __future__ import annotations
 
 import re
-import signal
 from pathlib import Path
-from typing import Annotated, NoReturn, Optional
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -13,8 +12,7 @@ from rich.markup import escape
 
 from hvd_compress.errors import SpecError
 from hvd_compress.spec import parse
-from hvd_compress.tools.bench.commands import app, refusals, split_specs
-from hvd_compress.tools.bench.distributed.command import By, Controller, Framework, Hosts, Ranks, Rate, read_merges
+from hvd_compress.tools.bench.distributed.command import By, Hosts, Ranks, Rate, Trains, read_merges
 from hvd_compress.tools.bench.drawing import require_matplotlib
 from hvd_compress.tools.bench.jobs import read_where
 from hvd_compress.tools.cluster import Cluster
@@ -27,6 +25,7 @@ from hvd_compress.tools.compare.results import HOROVODS, Comparison
 from hvd_compress.tools.compare.store import Store
 from hvd_compress.tools.compare.tasks import TASKS, find
 from hvd_compress.tools.compare.training import Setting
+from hvd_compress.tools.terminal import app, note, refusals, remove_jobs_on_sigterm, say, split_specs
 from hvd_compress.tools.units import read_time
 
 _METHODS = "none,fp16,topk:ratio=0.01,powersgd:rank=4"
@@ -42,22 +41,22 @@ def compare(
     hosts: Hosts = 0,
     rate: Rate = None,
     ranks: Ranks = 2,
-    controller: By = Controller.gloo,
+    controller: By = "gloo",
     on: Annotated[str, typer.Option(metavar="h1:4,h2:4", help="Other machines, as horovodrun -H takes them.")] = "",
-    framework: Annotated[Framework, typer.Option(help="What trains.")] = Framework.torch,
+    framework: Trains = "torch",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each method.")] = 3,
-    target: Annotated[Optional[float], typer.Option(help="The metric that is good enough.")] = None,  # noqa: UP045
+    target: Annotated[float | None, typer.Option(help="The metric that is good enough.")] = None,
     budget: Annotated[str, typer.Option(help="Each training ends after this: 90s, 10m, 1h.")] = "10m",
     lr: Annotated[str, typer.Option(help="Learning rates to try for each method, as 0.05,0.1.")] = "",
-    epochs: Annotated[Optional[int], typer.Option(min=1, help="Of each training; else the task's own.")] = None,  # noqa: UP045
+    epochs: Annotated[int | None, typer.Option(min=1, help="Of each training; else the task's own.")] = None,
     merge: Annotated[str, typer.Option(help="How gradients are merged: 2, layer, auto ...")] = "2",
     data: Annotated[str, typer.Option(metavar="PATH", help="The task's data, where it is not in its own place.")] = "",
     options: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="An option of the task. Can be repeated."),
     ] = None,
     output: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(metavar="FOLDER", help="For the report; the same command again goes on. [compare-TASK]"),
     ] = None,
 ) -> None:
@@ -70,9 +69,9 @@ def compare(
     with refusals():
         request = Request(
             task=task,
-            framework=framework.value,
+            framework=framework,
             methods=read_methods(methods),
-            where=read_where(hosts, rate, ranks, controller.value, on),
+            where=read_where(hosts, rate, ranks, controller, on),
             seeds=seeds,
             target=target,
             budget=read_time("budget", budget, long=True),
@@ -99,7 +98,7 @@ def _try_task(request: Request) -> None:
 
 def _run(request: Request, folder: Path) -> int:
     """Compare, and show what was found; the exit code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that hosts and ranks are removed after that, too
+    remove_jobs_on_sigterm()
     console, store = Console(), Store(folder, request.conditions)
 
     def save(known: Comparison) -> None:
@@ -121,8 +120,8 @@ def _run(request: Request, folder: Path) -> int:
     console.print(tables.main_table(known, console.width))
     console.print()
     for sentence in words(known):
-        console.print(escape(sentence), highlight=False)
-    console.print(f"[dim]{escape(str(known.machine))}[/dim]", highlight=False)
+        say(sentence)
+    note(known.machine)
     console.print(f"The report: {escape(str(folder / 'report.html'))}", highlight=False, soft_wrap=True)
     for failure in known.failures:
         typer.echo(f"hvd-compress: {failure.spec}, seed {failure.seed}: {failure.message}", err=True)

@@ -6,7 +6,7 @@ import shlex
 from typing import Any, NamedTuple
 
 from hvd_compress.merging import Merge
-from hvd_compress.tools.bench.jobs import Where
+from hvd_compress.tools.bench.jobs import Framework, Where
 from hvd_compress.tools.compare.job import Job
 
 
@@ -15,7 +15,7 @@ class Request(NamedTuple):
 
     Attributes:
         task: Its name, or ``module:function``.
-        framework: ``"torch"`` or ``"keras"``.
+        framework: What trains.
         methods: Specs; `HOROVODS` are among them.
         where: What the ranks run on.
         seeds: How many trainings of each method.
@@ -29,7 +29,7 @@ class Request(NamedTuple):
     """
 
     task: str
-    framework: str
+    framework: Framework
     methods: list[str]
     where: Where
     seeds: int

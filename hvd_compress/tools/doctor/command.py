@@ -1,22 +1,19 @@
-"""The subcommand ``hvd-compress doctor``, added to the app of `hvd_compress.tools.bench.commands`."""
+"""The subcommand ``hvd-compress doctor``."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from hvd_compress.tools.bench.commands import app, refusals
 from hvd_compress.tools.doctor.cures import Cure
 from hvd_compress.tools.doctor.facts import FRAMEWORKS, Facts, collect
 from hvd_compress.tools.doctor.rules import Finding, judge, usable
 from hvd_compress.tools.doctor.trials import Trial, attempt, findings, jobs
+from hvd_compress.tools.tables import plain
+from hvd_compress.tools.terminal import ToJson, app, refusals, write_json
 
 _MARKS = {"ok": "[green]ok[/]", "note": "[dim]note[/]", "warning": "[yellow]warning[/]", "fault": "[red]fault[/]"}
 
@@ -25,10 +22,7 @@ _MARKS = {"ok": "[green]ok[/]", "note": "[dim]note[/]", "warning": "[yellow]warn
 def doctor(
     run: Annotated[bool, typer.Option("--run", help="Try it out, with two ranks on this machine.")] = False,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a trial that hangs is ended.")] = 180,
-    as_json: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--json", metavar="FILE", help="Also write the findings to this file."),
-    ] = None,
+    as_json: ToJson = None,
 ) -> None:
     """Tell whether compression can work here, and what to do if it cannot (status 1)."""
     waiting, console = Console(stderr=True), Console()
@@ -40,9 +34,8 @@ def doctor(
             done.append(attempt(facts, framework.name, controller, timeout))
     found += findings(facts, done)
     works = working(facts, done, run)
-    if as_json:
-        with refusals():
-            as_json.write_text(json.dumps(report(facts, found, done, works), indent=2) + "\n")
+    with refusals():
+        write_json(as_json, report(facts, found, done, works))
     show(console, found)
     console.print(verdict(works, run), highlight=False)
     raise typer.Exit(not works)
@@ -76,7 +69,7 @@ def report(facts: Facts, found: list[Finding], done: list[Trial], works: list[st
 
 def show(console: Console, found: list[Finding]) -> None:
     """Print a table, and below it what to do."""
-    drawn = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), show_edge=False)
+    drawn = plain(gap=2)
     drawn.add_column("", no_wrap=True)
     drawn.add_column("What", style="bold", no_wrap=True)
     drawn.add_column("Found", overflow="fold")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from hvd_compress.tools.bench.distributed.table import Grid
+from hvd_compress.tools import tables
 from hvd_compress.tools.plan.model import Prediction, Setup, baseline
 from hvd_compress.tools.plan.validation import GOOD, Cell, Score
+from hvd_compress.tools.tables import Grid
 from hvd_compress.tools.units import number, size, write_count, write_rate, write_time
 
 
@@ -49,14 +50,14 @@ def errors(cells: Sequence[Cell]) -> Grid:
 
 
 def markdown(cells: Sequence[Cell]) -> str:
-    """The same for a page, with what was measured and predicted: milliseconds, and bytes at the network device."""
-    heads = ["hosts", "link", "method", "measured", "predicted", "error", "bytes measured", "predicted"]
-    lines = [f"| {' | '.join(heads)} |", "| ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |"]
+    """Return the same for a page, with times in milliseconds and the bytes at the network device."""
+    heads = ("hosts", "link", "method", "measured", "predicted", "error", "bytes measured", "predicted")
+    rows: list[tuple[str, ...]] = [heads]
     for cell in cells:
-        times = " | ".join(f"{1000 * value:,.0f} ms" for value in (cell.measured, cell.predicted))
-        sizes = f"{size(cell.traffic)} | {size(cell.wire)}"
-        lines.append(f"| {cell.hosts} | {cell.link} | `{cell.spec}` | {times} | {100 * cell.error:+.0f}% | {sizes} |")
-    return "\n".join(lines) + "\n"
+        times = (f"{1000 * value:,.0f} ms" for value in (cell.measured, cell.predicted))
+        sizes = size(cell.traffic), size(cell.wire)
+        rows.append((str(cell.hosts), cell.link, f"`{cell.spec}`", *times, f"{100 * cell.error:+.0f}%", *sizes))
+    return f"{tables.markdown(rows, 'rrlrrrrr')}\n"
 
 
 def summary(found: Score) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hvd_compress.errors import SpecError
 from hvd_compress.tools.plan.constants import BACKENDS, GPU_ONLY, Constants
@@ -15,19 +14,11 @@ _FLOAT = 4
 """Bytes."""
 
 
-class Device(str, Enum):
-    """The device that trains and compresses."""
+Device = Literal["cpu", "gpu"]
+"""The device that trains and compresses."""
 
-    cpu = "cpu"
-    gpu = "gpu"
-
-
-class Backend(str, Enum):
-    """Horovod's communication backend."""
-
-    gloo = "gloo"
-    mpi = "mpi"
-    nccl = "nccl"
+Backend = Literal["gloo", "mpi", "nccl"]
+"""Horovod's communication backend."""
 
 
 class Target(NamedTuple):
@@ -44,12 +35,12 @@ class Target(NamedTuple):
     @property
     def constants(self) -> Constants:
         """The constants that are assumed."""
-        return BACKENDS[self.backend.value]
+        return BACKENDS[self.backend]
 
     @property
     def tree(self) -> bool:
         """Whether small messages go along trees, and not round a ring."""
-        return self.backend is Backend.nccl
+        return self.backend == "nccl"
 
     def check(self, setup: Setup, constants: Constants) -> None:
         """Refuse what this device does not have.
@@ -57,13 +48,13 @@ class Target(NamedTuple):
         Raises:
             SpecError: If there is anything.
         """
-        if self.device is Device.gpu and setup.cores_per_rank < 1:
+        if self.device == "gpu" and setup.cores_per_rank < 1:
             raise SpecError(
                 f"cores-per-rank={setup.cores_per_rank} is not allowed with device=gpu: there is a GPU for each rank;"
                 " leave it out"
             )
         for name in GPU_ONLY:
-            if self.device is Device.cpu and getattr(constants, name):
+            if self.device == "cpu" and getattr(constants, name):
                 raise SpecError(f"constant {name} is not allowed with device=cpu: it is of GPUs; add --backend nccl")
 
     def rates(self, here: Rates, constants: Constants) -> Rates:
@@ -72,21 +63,21 @@ class Target(NamedTuple):
         A GPU is taken to need as many passes over its memory as this machine's processor needs over its own, which is
         what compressing takes here, in units of a copy of the gradient.
         """
-        if self.device is Device.cpu:
+        if self.device == "cpu":
             return here
         return here.at(2 * _FLOAT * constants.memory)  # a copy reads and writes each number
 
     def assumptions(self, setup: Setup, constants: Constants) -> str:
         """Return one line with what a reader must know before the figures."""
         hosts = f"{counted(setup.ranks_per_host, 'rank')} on each host"
-        if self.device is Device.gpu:
+        if self.device == "gpu":
             return (
                 f"Assumed, NOT MEASURED: GPUs with {_bytes(constants.memory)} of memory bandwidth, which compress in as"
                 f" many passes over memory as this processor; NCCL, {hosts}, {_bytes(constants.bus)} between GPUs of a"
                 f" host and {write_rate(setup.rate)} between hosts."
             )
         sums = f"float16 summed in software ({1e9 * constants.half:.3g} ns a number)"
-        if self.backend is Backend.mpi:
+        if self.backend == "mpi":
             return (
                 f"Assumed: CPUs, one thread for each rank, {hosts}; MPI, NOT MEASURED, with the constants of Gloo but"
                 f" {sums}."
@@ -105,12 +96,12 @@ def read_target(device: Device | None, backend: Backend | None) -> Target:
     Raises:
         SpecError: If they are not supported together.
     """
-    implied = Device.gpu if backend is Backend.nccl else Device.cpu if backend else device or Device.cpu
-    target = Target(device or implied, backend or (Backend.nccl if implied is Device.gpu else Backend.gloo))
-    if (target.device is Device.gpu) != (target.backend is Backend.nccl):
+    implied: Device = "gpu" if backend == "nccl" else "cpu" if backend else device or "cpu"
+    target = Target(device or implied, backend or ("nccl" if implied == "gpu" else "gloo"))
+    if (target.device == "gpu") != (target.backend == "nccl"):
         why = {
-            Device.cpu: "NCCL exchanges what is on GPUs; take gloo or mpi, or --device gpu",
-            Device.gpu: "without NCCL, gradients would go through the hosts' memory, which the model lacks; take nccl",
+            "cpu": "NCCL exchanges what is on GPUs; take gloo or mpi, or --device gpu",
+            "gpu": "without NCCL, gradients would go through the hosts' memory, which the model lacks; take nccl",
         }[target.device]
-        raise SpecError(f"backend={target.backend.value} is not allowed with device={target.device.value}: {why}")
+        raise SpecError(f"backend={target.backend} is not allowed with device={target.device}: {why}")
     return target

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hvd_compress.tools.bench.distributed.task import Part, Task, read_report
-from hvd_compress.tools.bench.jobs import Where, execute
+from hvd_compress.tools.bench.jobs import Framework, Where, execute
 
-WORKERS = {"torch": "torch_worker", "keras": "keras_worker"}
+WORKERS: dict[Framework, str] = {"torch": "torch_worker", "keras": "keras_worker"}
 
 
-def run(task: Task, framework: str, where: Where, watch: Callable[[int], None]) -> list[list[Part]]:
+def run(task: Task, framework: Framework, where: Where, watch: Callable[[int], None]) -> list[list[Part]]:
     """Run a task.
 
     Args:

@@ -2,61 +2,53 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hvd_compress.tools.bench.bars import Bar, draw
-from hvd_compress.tools.bench.commands import refusals
-from hvd_compress.tools.bench.distributed.command import ToJson, ToPlot, bench
-from hvd_compress.tools.bench.distributed.table import Grid
+from hvd_compress.tools.bench.distributed.command import bench
 from hvd_compress.tools.bench.local import graph as graph_
 from hvd_compress.tools.bench.local import kernels as kernels_
 from hvd_compress.tools.bench.local import methods as methods_
 from hvd_compress.tools.bench.machine import Machine
-from hvd_compress.tools.units import number
+from hvd_compress.tools.tables import Grid
+from hvd_compress.tools.terminal import ToJson, ToPlot, note, progress, refusals, write_json
+from hvd_compress.tools.units import NONE, number
 
 __all__ = ["bench"]
 
-L = TypeVar("L")
+L = TypeVar("L", bound=Any)
 
 Size = Annotated[int, typer.Option(min=1024, help="Coordinates of the gradient.")]
 Turns = Annotated[int, typer.Option(min=1, help="Measured turns of each.")]
-
-_AXIS = "plain copies of the array"
 
 
 @bench.command()
 def kernels(size: Size = 25_000_000, turns: Turns = 7, as_json: ToJson = None, plot: ToPlot = None) -> None:
     """Measure the kernels for CPUs, in plain copies of the same array; torch.topk is timed beside them."""
     with refusals():
-        lines = _visibly(len(kernels_.names()), lambda watch: kernels_.measure(size, turns, watch))
-        title = f"Kernels, {size:,} float32, one thread"
+        lines = _measured(kernels_.names(), lambda begins: kernels_.measure(size, turns, begins))
         rows = [
             (line.name, number(line.ms, 2), number(line.ratio, 2), number(line.gb_per_s), _times(line.faster))
             for line in lines
         ]
         heads = ("Kernel", "ms", "Copies", "GB/s", "Faster than\ntorch.topk")
-        ours = [
-            line for line in lines if not line.name.startswith("torch.")
-        ]  # whose bar would leave no room for others
+        # The bar of torch.topk would leave no room for the others.
+        ours = [line for line in lines if not line.name.startswith("torch.")]
         bars = [Bar(line.name, line.ratio, f"{number(line.ratio, 2)}x  {number(line.ms)} ms") for line in ours]
-        settings = {"size": size, "turns": turns}
-        _show(Grid(title, heads, rows), title, settings, [line._asdict() for line in lines], bars, as_json, plot)
+        table = Grid(f"Kernels, {size:,} float32, one thread", heads, rows)
+        _show(table, {"size": size, "turns": turns}, lines, bars, as_json, plot)
 
 
 @bench.command()
 def graph(size: Size = 25_000_000, turns: Turns = 5, as_json: ToJson = None, plot: ToPlot = None) -> None:
     """Measure ways to do the same in a graph of TensorFlow: calling kernels, compiled by XLA, as plain operations."""
     with refusals():
-        lines = _visibly(len(graph_.NAMES), lambda watch: graph_.measure(size, turns, watch))
-        title = f"In a graph of TensorFlow, {size:,} float32, one thread, in plain copies"
+        lines = _measured(graph_.NAMES, lambda begins: graph_.measure(size, turns, begins))
         ways = ("kernel", "xla", "plain")
         rows = [(line.name, *(number(getattr(line, way), 2) for way in ways)) for line in lines]
         bars = [
@@ -64,9 +56,9 @@ def graph(size: Size = 25_000_000, turns: Turns = 5, as_json: ToJson = None, plo
             for line in lines
             for way in ways
         ]
+        title = f"In a graph of TensorFlow, {size:,} float32, one thread, in plain copies"
         table = Grid(title, ("Primitive", "Kernel", "XLA", "Plain"), rows)
-        settings = {"size": size, "turns": turns}
-        _show(table, title, settings, [line._asdict() for line in lines], bars, as_json, plot)
+        _show(table, {"size": size, "turns": turns}, lines, bars, as_json, plot)
 
 
 @bench.command()
@@ -80,8 +72,7 @@ def methods(
 ) -> None:
     """Measure whole methods in this process: compressing with feedback, and decompressing, without any network."""
     with refusals():
-        lines = _visibly(len(specs), lambda watch: methods_.measure(specs, size, ranks, turns, watch))
-        title = f"Methods, {size:,} float32, {ranks} ranks, one thread each"
+        lines = _measured(specs, lambda begins: methods_.measure(specs, size, ranks, turns, begins))
         rows = [
             (
                 line.spec,
@@ -96,43 +87,31 @@ def methods(
             Bar(line.spec, line.encode + line.decode, f"{number(line.encode_ms)} + {number(line.decode_ms)} ms")
             for line in lines
         ]
-        settings = {"size": size, "ranks": ranks, "turns": turns}
-        _show(Grid(title, heads, rows), title, settings, [line._asdict() for line in lines], bars, as_json, plot)
+        table = Grid(f"Methods, {size:,} float32, {ranks} ranks, one thread each", heads, rows)
+        _show(table, {"size": size, "ranks": ranks, "turns": turns}, lines, bars, as_json, plot)
 
 
-def _visibly(total: int, run: Callable[[Callable[[str], None]], list[L]]) -> list[L]:
-    """Run under a progress bar, if there is a terminal for it."""
-    console = Console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar, begun = progress.add_task("starting", total=total), 0
-
-        def watch(name: str) -> None:
-            nonlocal begun
-            progress.update(bar, completed=begun, description=escape(name))
-            begun += 1
-
-        return run(watch)
+def _measured(names: Sequence[str], run: Callable[[Callable[[str], None]], list[L]]) -> list[L]:
+    with progress(len(names)) as begins:
+        return run(begins)
 
 
 def _show(
     table: Grid,
-    title: str,
     settings: dict[str, int],
-    results: Sequence[dict[str, Any]],
+    lines: Sequence[Any],
     bars: Sequence[Bar],
     as_json: Path | None,
     plot: Path | None,
 ) -> None:
-    machine, console = Machine.here(), Console()
-    if as_json:
-        facts = {"title": title, "machine": machine._asdict(), "settings": settings, "results": list(results)}
-        as_json.write_text(json.dumps(facts, indent=1) + "\n")
+    machine, results = Machine.here(), [line._asdict() for line in lines]
+    facts = {"title": table.title, "machine": machine._asdict(), "settings": settings, "results": results}
+    write_json(as_json, facts)
     if plot:
-        draw(plot, bars, title=f"{title}\n{machine.cpu}", axis=_AXIS)
-    console.print(table)
-    console.print(f"[dim]{escape(str(machine))}[/dim]", highlight=False)
+        draw(plot, bars, title=f"{table.title}\n{machine.cpu}", axis="plain copies of the array")
+    Console().print(table)
+    note(machine)
 
 
 def _times(value: float | None) -> str:
-    return "-" if value is None else f"{number(value)}x"
+    return NONE if value is None else f"{number(value)}x"

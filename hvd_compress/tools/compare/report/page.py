@@ -35,7 +35,7 @@ def write(comparison: Comparison, folder: Path) -> None:
         write_whole(folder / f"{picture.name}.png", _image(made, "png"))
         drawn[picture.name] = _image(made, "svg")
     write_whole(folder / "report.html", html(comparison, drawn))
-    write_whole(folder / "table.md", "\n".join([*tables.markdown(comparison), ""]))
+    write_whole(folder / "table.md", f"{tables.markdown(comparison)}\n")
 
 
 def html(comparison: Comparison, drawn: Mapping[str, bytes]) -> str:

@@ -6,15 +6,15 @@ import textwrap
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from hvd_compress.tools import units
+from hvd_compress.tools import tables, units
 from hvd_compress.tools.compare.formats import span
 from hvd_compress.tools.compare.judging import Judgement, baseline, judge
 from hvd_compress.tools.compare.measures import Spread
 from hvd_compress.tools.compare.results import Comparison
+from hvd_compress.tools.tables import plain
 from hvd_compress.tools.units import NONE, error, number, seconds, setting, size, times
 
 WIDE = 120
@@ -85,8 +85,7 @@ def columns(comparison: Comparison, width: int = PAGE) -> list[Column]:
 def main_table(comparison: Comparison, width: int = WIDE) -> Table:
     """For a terminal of so many columns; the narrow ones, from 80 on, get less."""
     title = f"{comparison.task}, {comparison.framework}, {comparison.where}; target: {target(comparison)}"
-    padding = (0, int(width >= WIDE), 0, 0)
-    drawn = Table(title=escape(title), box=box.SIMPLE_HEAD, padding=padding, show_edge=False, title_justify="left")
+    drawn = plain(escape(title), int(width >= WIDE), title_justify="left")
     chosen = columns(comparison, width)
     for column in chosen[:1]:
         drawn.add_column(column.head, overflow="fold")  # has what the others leave
@@ -100,15 +99,13 @@ def main_table(comparison: Comparison, width: int = WIDE) -> Table:
     return drawn
 
 
-def markdown(comparison: Comparison) -> list[str]:
-    """The lines of a table in Markdown."""
+def markdown(comparison: Comparison) -> str:
+    """Return a table in Markdown."""
     chosen = columns(comparison)
-    found = [
-        [column.head for column in chosen],
-        ["---", *["---:"] * (len(chosen) - 2), "---"],
-        *([_inline(column.cell(one)) for column in chosen] for one in judge(comparison)),
-    ]
-    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in found]
+    rows = [[column.head for column in chosen]]
+    rows += [[_inline(column.cell(one)) for column in chosen] for one in judge(comparison)]
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    return tables.markdown(cells, f"l{'r' * (len(chosen) - 2)}l")
 
 
 def target(comparison: Comparison) -> str:
