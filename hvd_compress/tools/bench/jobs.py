@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from signal import SIGKILL, SIGTERM
+from signal import SIGTERM
 from typing import Literal, NamedTuple
 
 from hvd_compress.errors import ClusterError, SpecError
 from hvd_compress.tools.cluster import Cluster
-from hvd_compress.tools.cluster.job import ends_with_us
+from hvd_compress.tools.cluster.job import Process, follow
 from hvd_compress.tools.cluster.rates import bits_per_second
 from hvd_compress.tools.units import UNLIMITED, counted
 
@@ -149,33 +145,9 @@ def _here(command: Sequence[str], where: Where, look: Callable[[], None], limit:
     start = [*LAUNCHER, *CONTROLLERS[where.controller], "-np", str(where.ranks)]
     own = {} if where.on else ENVIRONMENT
     environment = {**os.environ, **own, **_MPI, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
-    with tempfile.TemporaryFile() as output:
-        job = subprocess.Popen(
-            [*ends_with_us(SIGTERM), *start, "-H", where.on or f"localhost:{where.ranks}", *command],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches this process alone, which then ends the job
-        )
-        try:
-            deadline = time.monotonic() + limit
-            while job.poll() is None and time.monotonic() < deadline:
-                look()
-                time.sleep(0.1)
-        finally:
-            _end(job)
-        output.seek(0)
-        text = output.read().decode(errors="replace")
-    return (f"horovodrun ended with status {job.returncode}" if job.returncode else ""), text
-
-
-def _end(job: subprocess.Popen[bytes]) -> None:
-    for kind in (SIGTERM, SIGKILL):  # horovodrun passes the first on to the ranks
-        if job.poll() is None:
-            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(job.pid, kind)
-                job.wait(10)
+    command = [*start, "-H", where.on or f"localhost:{where.ranks}", *command]
+    (ended,) = follow([Process("this machine", command, environment, orphaned=SIGTERM)], limit, look)
+    return (f"horovodrun ended with status {ended.code}" if ended.code else ""), ended.output
 
 
 def _tail(output: str) -> str:

@@ -1,4 +1,4 @@
-"""One process on each host, until all have ended or one has failed."""
+"""The processes of a job, until all have ended or one has failed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NamedTuple
 
-_GRACE = 5.0
+_GRACE = 10.0
 """Seconds that a process has to end by itself, once another has failed."""
 
 
@@ -31,13 +31,26 @@ class Finished(NamedTuple):
 
 
 class Process:
-    """A program on a host; its output goes to a file, so that it never waits for a reader."""
+    """A program on a host; its output goes to a file, so that it never waits for a reader.
 
-    def __init__(self, host: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    Args:
+        host: The name of the host, for `Finished`.
+        command: The program and its arguments.
+        environment: All of its environment.
+        orphaned: The signal that it gets when this process is killed.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        orphaned: signal.Signals = signal.SIGKILL,
+    ) -> None:
         self.host = host
         self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
-            [*ends_with_us(signal.SIGKILL), *command],
+            [*_ends_with_us(orphaned), *command],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=self._output,
@@ -69,7 +82,7 @@ class Process:
         return Finished(self.host, code, output)
 
 
-def ends_with_us(kind: signal.Signals) -> list[str]:
+def _ends_with_us(kind: signal.Signals) -> list[str]:
     """What to put before a command so that its process gets a signal when this one is killed; nothing if it cannot be.
 
     The kernel looks at the thread that starts it, which has to live as long.
@@ -100,7 +113,7 @@ def follow(processes: Sequence[Process], timeout: float, watch: Callable[[], Non
 
 def end(processes: Sequence[Process]) -> None:
     """End what still runs: kindly, then not."""
-    for kind in (signal.SIGTERM, signal.SIGKILL):
+    for kind in (signal.SIGTERM, signal.SIGKILL):  # horovodrun passes the first on to its ranks
         for process in processes:
             process.signal(kind)
         deadline = time.monotonic() + _GRACE

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from hvd_compress.tools.cluster.job import Process, follow
 from hvd_compress.tools.doctor.cures import OPEN_MPI_5, Cure
 from hvd_compress.tools.doctor.facts import Facts, Framework, search_path
 from hvd_compress.tools.doctor.rules import Finding, needs_binding, usable
@@ -22,9 +21,6 @@ _LINES = 5
 
 _QUIET = {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 """There may be more ranks than cores, and the output is to be short."""
-
-_GRACE = 10
-"""Seconds that a job which is ended has for it."""
 
 _RANK = re.compile(r"^\[(?:\d+,)?(\d+)\]<std(?:out|err)>: ?(.*)$", re.MULTILINE)
 """A line of a rank, as horovodrun (Gloo) and Open MPI mark it."""
@@ -65,22 +61,12 @@ def command(facts: Facts, framework: str, controller: str) -> list[str]:
 
 def attempt(facts: Facts, framework: str, controller: str, timeout: float) -> Trial:
     """Run one trial; a job that hangs is ended."""
-    environment = {"PATH": search_path(), **_QUIET}
-    job = subprocess.Popen(
-        command(facts, framework, controller),
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    try:
-        output, _ = job.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        return Trial(framework, controller, False, f"{_tail(_end(job))}\nended after {timeout:g} s")
-    return read(framework, controller, job.returncode, output)
+    environment = {**os.environ, "PATH": search_path(), **_QUIET}
+    begin = time.monotonic()
+    (ended,) = follow([Process("", command(facts, framework, controller), environment)], timeout, lambda: None)
+    if ended.code and time.monotonic() - begin >= timeout:
+        return Trial(framework, controller, False, f"{_tail(ended.output)}\nended after {timeout:g} s")
+    return read(framework, controller, ended.code, ended.output)
 
 
 def read(framework: str, controller: str, status: int, output: str) -> Trial:
@@ -111,15 +97,3 @@ def _tail(output: str) -> str:
     of_one = [line for rank, line in ranks if failed is None or rank == failed[1]]
     lines = of_one or [line for _, line in ranks] or output.split("\n")
     return "\n".join([line.rstrip() for line in lines if line.strip()][-_LINES:])
-
-
-def _end(job: subprocess.Popen[str]) -> str:
-    """End a job with all its processes, and give what it printed."""
-    for kind in (signal.SIGTERM, signal.SIGKILL):  # horovodrun passes the first on to the ranks
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(job.pid, kind)
-        try:
-            return job.communicate(timeout=_GRACE)[0]
-        except subprocess.TimeoutExpired:
-            pass
-    return ""
