@@ -9,10 +9,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import horovod.torch as hvd
 import numpy as np
+import torch
 
 from hvd_compress.tools.bench.distributed.task import ALONE, Entry
-from hvd_compress.tools.bench.distributed.torch_worker import TorchBench, hvd, torch
+from hvd_compress.tools.bench.distributed.torch_worker import TorchBench
 
 
 def gradients(subject: Any) -> list[Any]:

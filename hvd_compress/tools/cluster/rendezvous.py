@@ -5,18 +5,19 @@ It prints its port, and serves until it is ended.
 
 from __future__ import annotations
 
-import importlib
 import sys
 import threading
 
+from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+from horovod.runner.http.http_server import RendezvousServer
+
 
 def main(hosts: str) -> None:
-    """Serve."""
-    slots = importlib.import_module("horovod.runner.common.util.hosts")
-    server = importlib.import_module("horovod.runner.http.http_server").RendezvousServer()
+    """Print the port, and serve."""
+    server = RendezvousServer()
     port = server.start()
-    found = slots.parse_hosts(hosts)
-    server.init(slots.get_host_assignments(found, sum(one.slots for one in found)))
+    found = parse_hosts(hosts)
+    server.init(get_host_assignments(found, sum(one.slots for one in found)))
     print(port, flush=True)
     threading.Event().wait()
 

@@ -6,41 +6,38 @@ that they can be clipped.
 
 from __future__ import annotations
 
-import importlib
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy.typing as npt
+import tensorflow as tf
 
 from hvd_compress.agreement import refuse_momentum
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.spec import parse
-from hvd_compress.stats import Stats
+from hvd_compress.tensorflow import Compression, caller
 from hvd_compress.tools.compare.job import Job
 from hvd_compress.tools.compare.training import Setting, Training
 from hvd_compress.tools.compare.worker import main, merged
-
-tf = importlib.import_module("tensorflow")
-hvd = importlib.import_module("horovod.tensorflow")
+from hvd_compress.tools.ranks.keras import KerasRank
 
 Tape = Any
 
 
-class KerasTrainer:
-    """What Keras adds to the loop.
+class KerasTrainer(KerasRank):
+    """Training in Keras.
 
     Raises:
         UnsupportedError: If there is one rank only.
     """
 
     def __init__(self) -> None:
-        hvd.init()
-        if hvd.size() == 1:
+        super().__init__()
+        if self.size == 1:
             raise UnsupportedError(
                 "one rank exchanges and compresses nothing in Keras: take 2 ranks or more, or PyTorch, where one does"
             )
-        self.rank = hvd.rank()
-        self.size = hvd.size()
-        self.counts_bytes = hvd.local_size() == 1
 
     def build(self, make: Callable[[Setting], Training], setting: Setting) -> Training:
         """Make the model from the same seed on all ranks; what comes then, as dropout, differs between them."""
@@ -63,19 +60,18 @@ class KerasTrainer:
         The step is traced here, which is no part of training.
         """
         del self._alone
-        adapter = importlib.import_module("hvd_compress.tensorflow")
         optimizer = self._training.optimizer
-        refuse_momentum(parse(spec), lambda: adapter.caller.momentum(optimizer))  # a tape does not know its optimizer
+        refuse_momentum(parse(spec), lambda: caller.momentum(optimizer))  # a tape does not know its optimizer
         self._training.model.set_weights(self._before)
         tf.keras.utils.set_random_seed(self._seed)
         hvd.broadcast_variables([_plain(v) for v in self._training.model.variables], root_rank=0)
-        self._compression = adapter.Compression.parse(spec, **merged(parse(spec), job))
+        self.compression = Compression.parse(spec, **merged(spec, job))
         self._step = self._stepping(optimizer, self._distributed)
         self._step.get_concrete_function(self._sample)
 
     def _distributed(self, tape: Tape) -> Tape:
         """Sparse gradients, as of embeddings, become dense: otherwise they are gathered and not compressed."""
-        return hvd.DistributedGradientTape(tape, compression=self._compression, sparse_as_dense=True)
+        return hvd.DistributedGradientTape(tape, compression=self.compression, sparse_as_dense=True)
 
     def _stepping(self, optimizer: Any, distributed: Callable[[Tape], Tape]) -> Any:
         """A step as a graph; it gives the loss."""
@@ -103,26 +99,8 @@ class KerasTrainer:
         """What the task says."""
         return float(self._training.evaluate(self._training.model))
 
-    def gather(self, values: list[float]) -> list[list[float]]:
-        """The values of all ranks."""
-        found: list[list[float]] = hvd.allgather(tf.constant([values], tf.float64), name="lab").numpy().tolist()
-        return found
-
-    def stats(self) -> Stats:
-        """Of the compression."""
-        found: Stats = self._compression.stats()
-        return found
-
-    def fingerprint(self) -> float:
-        """A checksum of the parameters."""
-        total = 0
-        for variable in self._training.model.trainable_variables:
-            total = zlib.crc32(variable.numpy().tobytes(), total)
-        return float(total)
-
-    def numel(self) -> int:
-        """Of the parameters that are trained."""
-        return sum(int(tf.size(_plain(variable))) for variable in self._training.model.trainable_variables)
+    def weights(self) -> Iterator[npt.NDArray[Any]]:
+        return (variable.numpy() for variable in self._training.model.trainable_variables)
 
 
 def _plain(variable: Any) -> Any:

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import os
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hvd_compress.spec import parse
-from hvd_compress.stats import Stats
+import horovod.torch as hvd
+import numpy.typing as npt
+import torch
+
 from hvd_compress.tools.compare.job import Job
 from hvd_compress.tools.compare.training import Setting, Training
 from hvd_compress.tools.compare.worker import main, merged
+from hvd_compress.tools.ranks.torch import TorchRank
+from hvd_compress.torch import Compression
 
-torch = importlib.import_module("torch")
-hvd = importlib.import_module("horovod.torch")
 
-
-class TorchTrainer:
-    """What PyTorch adds to the loop."""
-
-    def __init__(self) -> None:
-        hvd.init()
-        self.rank = hvd.rank()
-        self.size = hvd.size()
-        self.counts_bytes = hvd.local_size() == 1 and hvd.size() > 1
+class TorchTrainer(TorchRank):
+    """Training in PyTorch."""
 
     def build(self, make: Callable[[Setting], Training], setting: Setting) -> Training:
         """Make the model from the same seed on all ranks; what comes then, as dropout, differs between them."""
@@ -52,11 +45,10 @@ class TorchTrainer:
         self._plain.load_state_dict(self._before[1])
         torch.manual_seed(self._seed)
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-        catalogue = importlib.import_module("hvd_compress.torch").Compression
-        self._compression = catalogue.parse(spec, **merged(parse(spec), job))
+        self.compression = Compression.parse(spec, **merged(spec, job))
         with _even_alone():
             self._optimizer = hvd.DistributedOptimizer(
-                self._plain, named_parameters=model.named_parameters(), compression=self._compression
+                self._plain, named_parameters=model.named_parameters(), compression=self.compression
             )
 
     def step(self, batch: Any) -> float:
@@ -83,27 +75,8 @@ class TorchTrainer:
         model.train()
         return found
 
-    def gather(self, values: list[float]) -> list[list[float]]:
-        """The values of all ranks."""
-        row = torch.tensor([values], dtype=torch.float64)
-        found: list[list[float]] = hvd.allgather(row, name="lab").tolist()
-        return found
-
-    def stats(self) -> Stats:
-        """Of the compression."""
-        found: Stats = self._compression.stats()
-        return found
-
-    def fingerprint(self) -> float:
-        """A checksum of the parameters."""
-        total = 0
-        for parameter in self._training.model.parameters():
-            total = zlib.crc32(parameter.detach().cpu().numpy().tobytes(), total)
-        return float(total)
-
-    def numel(self) -> int:
-        """Of the parameters that are trained."""
-        return sum(p.numel() for p in self._training.model.parameters() if p.requires_grad)
+    def weights(self) -> Iterator[npt.NDArray[Any]]:
+        return (p.detach().cpu().numpy() for p in self._training.model.parameters() if p.requires_grad)
 
 
 @contextmanager

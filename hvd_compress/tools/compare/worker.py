@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -13,15 +14,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
+import numpy.typing as npt
+
 from hvd_compress.errors import CompressionError
-from hvd_compress.methods.base import Method
 from hvd_compress.spec import parse
-from hvd_compress.stats import Stats
-from hvd_compress.tools.bench.distributed.measuring import device_bytes, forget_peak, peak
 from hvd_compress.tools.compare.job import Goal, Job, Outcome, Point
 from hvd_compress.tools.compare.results import outcome_facts
 from hvd_compress.tools.compare.tasks import find
 from hvd_compress.tools.compare.training import Setting, Training
+from hvd_compress.tools.ranks.process import device_bytes, forget_peak, peak
 
 WARM, ALONE = 3, 9
 """Steps of computing alone that do not count, and that do."""
@@ -33,12 +34,14 @@ class Trainer(Protocol):
     Attributes:
         rank: Of this process.
         size: How many ranks there are.
-        counts_bytes: Whether the network device counts what this rank sends, and nothing of other ranks.
+        own_device: Whether the network device counts the traffic of this rank, and of no other.
+        compression: That of `distribute`.
     """
 
     rank: int
     size: int
-    counts_bytes: bool
+    own_device: bool
+    compression: Any
 
     def build(self, make: Callable[[Setting], Training], setting: Setting) -> Training:
         """Make the model, seeding the framework's own random generators."""
@@ -58,21 +61,15 @@ class Trainer(Protocol):
     def gather(self, values: list[float]) -> list[list[float]]:
         """The values of all ranks; everybody waits for the last."""
 
-    def stats(self) -> Stats:
-        """Of the compression."""
-
-    def fingerprint(self) -> float:
-        """A number below 2^52 that differs if the weights differ."""
-
-    def numel(self) -> int:
-        """How many numbers are trained."""
+    def weights(self) -> Iterator[npt.NDArray[Any]]:
+        """Return the parameters that are trained."""
 
 
 class Clock:
     """Time and traffic of training alone."""
 
-    def __init__(self, counts_bytes: bool) -> None:
-        self._counts_bytes = counts_bytes
+    def __init__(self, own_device: bool) -> None:
+        self._own_device = own_device
         self.seconds = 0.0
         self.sent = self.received = 0
 
@@ -87,7 +84,7 @@ class Clock:
         self.received += now[1] - received
 
     def _bytes(self) -> tuple[int, int]:
-        return (device_bytes("tx_bytes"), device_bytes("rx_bytes")) if self._counts_bytes else (0, 0)
+        return (device_bytes("tx_bytes"), device_bytes("rx_bytes")) if self._own_device else (0, 0)
 
 
 class Log:
@@ -114,7 +111,7 @@ class Run:
         self._job, self._trainer, self._method = job, trainer, method
         self._training = trainer.build(make, setting)
         self._log = Log(job, trainer)
-        self._clock = Clock(trainer.counts_bytes)
+        self._clock = Clock(trainer.own_device)
         self._curve: list[Point] = []
         self._loss = 0.0
 
@@ -140,8 +137,15 @@ class Run:
 
     def _find_goal(self) -> Goal:
         training, epochs = self._training, self._epochs
+        trained = sum(one.size for one in self._trainer.weights())
         steps = sum(1 for _ in training.batches(0)) * epochs
-        return Goal(training.metric, training.higher_is_better, training.target, steps, self._trainer.numel())
+        return Goal(
+            training.metric,
+            training.higher_is_better,
+            training.target,
+            steps,
+            trained,
+        )
 
     @property
     def _epochs(self) -> int:
@@ -155,7 +159,7 @@ class Run:
         """Make some steps to see how large the error of the compressed sums is."""
         for batch in islice(self._batches(), self._job.measured):
             self._trainer.step(batch)
-        self._log.add("vnmse", self._trainer.stats().vnmse)
+        self._log.add("vnmse", self._trainer.compression.stats().vnmse)
 
     def train(self) -> None:
         """Train until it is done, out of budget or diverged."""
@@ -191,11 +195,11 @@ class Run:
         return not math.isfinite(self._curve[-1].metric)
 
     def _outcome(self, steps: int, *, diverged: bool) -> Outcome:
-        stats, clock, made = self._trainer.stats(), self._clock, max(steps, 1)
+        stats, clock, made = self._trainer.compression.stats(), self._clock, max(steps, 1)
         times = [stats.encode_seconds, stats.wait_seconds, stats.decode_seconds]
         numbers = [math.nan if value is None else value / made for value in times]
         sizes = [stats.bytes_sent / made, max(clock.sent, clock.received) / made, float(peak())]
-        found = self._trainer.gather([*numbers, *sizes, self._trainer.fingerprint()])
+        found = self._trainer.gather([*numbers, *sizes, _fingerprint(self._trainer.weights())])
         columns = list(zip(*found, strict=True))
         encode, wait, decode = (_known(sum(column) / len(column)) for column in columns[:3])
         return Outcome(
@@ -213,11 +217,19 @@ class Run:
             decode,
             stats.gradient_bytes / made,
             max(columns[3]),
-            max(columns[4]) if self._trainer.counts_bytes else None,
+            max(columns[4]) if self._trainer.own_device else None,
             round(max(columns[5])),
             diverged,
             len(set(columns[6])) == 1,
         )
+
+
+def _fingerprint(weights: Iterator[npt.NDArray[Any]]) -> float:
+    """Return a checksum, which a float64 holds exactly."""
+    total = 0
+    for one in weights:
+        total = zlib.crc32(one.tobytes(), total)
+    return float(total)
 
 
 def _known(value: float) -> float | None:
@@ -250,6 +262,6 @@ def main(framework: str, trainer: Callable[[], Trainer]) -> None:
         sys.exit(f"{type(error).__name__}: {error}")
 
 
-def merged(method: Method, job: Job) -> dict[str, Any]:
-    """How to merge, for ``Compression.parse``: methods that travel as Horovod's own allreduce are not merged."""
-    return {} if method.linear else {"merge": job.merge}
+def merged(spec: str, job: Job) -> dict[str, Any]:
+    """Return how to merge, for ``Compression.parse``: methods that travel as Horovod's own allreduce are not merged."""
+    return {} if parse(spec).linear else {"merge": job.merge}

@@ -21,11 +21,15 @@ COLUMN = np.arange(1.0, 4097.0, dtype=np.float32)[:, None]
 
 def torch() -> Any:
     """A step of hvd.DistributedOptimizer."""
-    torch, hvd = importlib.import_module("torch"), importlib.import_module("horovod.torch")
+    import horovod.torch as hvd
+    import torch
+
+    from hvd_compress.torch import Compression
+
     hvd.init()
     weight = torch.nn.Parameter(torch.zeros(COLUMN.shape))
     sgd = torch.optim.SGD([weight], lr=1.0)
-    compression = importlib.import_module("hvd_compress.torch").Compression.topk(ratio=0.5)
+    compression = Compression.topk(ratio=0.5)
     optimizer = hvd.DistributedOptimizer(sgd, named_parameters=[("weight", weight)], compression=compression)
     (weight * torch.from_numpy(COLUMN) * (hvd.rank() + 1)).sum().backward()
     optimizer.step()
@@ -35,30 +39,33 @@ def torch() -> Any:
 
 def tensorflow() -> Any:
     """A step of hvd.DistributedGradientTape, and one of fit."""
-    tf, hvd = importlib.import_module("tensorflow"), importlib.import_module("horovod.tensorflow")
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    from hvd_compress.tensorflow import Compression
+
     hvd.init()
-    compression = importlib.import_module("hvd_compress.tensorflow").Compression
     weight = tf.Variable(tf.zeros(COLUMN.shape))
 
     @tf.function  # type: ignore[untyped-decorator]
     def gradient() -> Any:
-        with hvd.DistributedGradientTape(tf.GradientTape(), compression=compression.topk(ratio=0.5)) as tape:
+        with hvd.DistributedGradientTape(tf.GradientTape(), compression=Compression.topk(ratio=0.5)) as tape:
             loss = tf.reduce_sum(weight * COLUMN) * float(hvd.rank() + 1)
         return tape.gradient(loss, [weight])[0]
 
     check("DistributedGradientTape", -gradient().numpy(), hvd.size())
-    check("fit", _fit(tf, hvd, compression.topk(ratio=0.5)), hvd.size())
+    check("fit", _fit(tf, Compression.topk(ratio=0.5), hvd.rank()), hvd.size())
     return hvd
 
 
-def _fit(tf: Any, hvd: Any, compression: Any) -> Any:
+def _fit(tf: Any, compression: Any, rank: int) -> Any:
     adapter = "horovod.keras" if keras_version(tf).startswith("2") else "hvd_compress.keras"
     wrapper = importlib.import_module(adapter).DistributedOptimizer
     optimizer = wrapper(tf.keras.optimizers.SGD(1.0), compression=compression)
     model = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
     model.build((None, len(COLUMN)))
     model.compile(optimizer, loss=lambda _, output: output)
-    model.fit(COLUMN.T * (hvd.rank() + 1), np.zeros((1, 1)), verbose=0)
+    model.fit(COLUMN.T * (rank + 1), np.zeros((1, 1)), verbose=0)
     return model.get_weights()[0]
 
 

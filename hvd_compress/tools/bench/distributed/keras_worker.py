@@ -6,22 +6,22 @@ so there are no times of phases.
 
 from __future__ import annotations
 
-import importlib
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import horovod.tensorflow.keras as hvd
 import numpy as np
+import tensorflow as tf
 
+from hvd_compress.keras import Compression
 from hvd_compress.stats import Stats
 from hvd_compress.tools.bench.distributed.measuring import measure
 from hvd_compress.tools.bench.distributed.shapes import CLASSES, DEPTH, WIDTH, many
 from hvd_compress.tools.bench.distributed.task import Entry, Task
-
-tf = importlib.import_module("tensorflow")
-hvd = importlib.import_module("horovod.tensorflow.keras")
+from hvd_compress.tools.ranks.keras import KerasRank
 
 BATCH = 32
 IMAGES, SIDE = 4, 64
@@ -61,37 +61,22 @@ class KerasSubject:
         return self._compression.stats() if hasattr(self._compression, "stats") else None
 
 
-class KerasBench:
-    """What Keras adds to a measurement."""
+class KerasBench(KerasRank):
+    """Entries in Keras."""
 
     def __init__(self) -> None:
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(1)
-        hvd.init()
-        self.rank = hvd.rank()
-        self.device = hvd.local_size() == 1 and hvd.size() > 1
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        hvd.allreduce(tf.zeros(1), name="barrier")
+        super().__init__()
 
     def make(self, entry: Entry, what: str, model: str) -> KerasSubject:
         """Make an entry ready."""
         built, loss, batch = MODELS[model](np.random.default_rng(self.rank))
-        optimizer, compression = tf.keras.optimizers.SGD(RATE), _compression(entry)
+        optimizer, compression = tf.keras.optimizers.SGD(RATE), entry.compression(Compression, hvd.Compression)
         if compression is not None:
             optimizer = hvd.DistributedOptimizer(optimizer, compression=compression)
         built.compile(optimizer, loss=loss)
         return KerasSubject(built, tuple(map(tf.constant, batch)), compression)
-
-
-def _compression(entry: Entry) -> Any:
-    if not entry.spec:
-        return None
-    if entry.horovod:
-        return getattr(hvd.Compression, entry.spec)
-    catalogue = importlib.import_module("hvd_compress.keras").Compression
-    return catalogue.parse(entry.spec, **({} if entry.merge is None else {"merge": entry.merge}))
 
 
 Made = tuple[Any, Any, tuple[Any, Any]]
@@ -132,7 +117,7 @@ def matrices(rng: np.random.Generator) -> Made:
 
 
 def _matrices_layer() -> Any:
-    class Matrices(tf.keras.layers.Layer):  # type: ignore[misc, name-defined]
+    class Matrices(tf.keras.layers.Layer):  # type: ignore[misc]
         def build(self, _: Any) -> None:
             self.matrices = [self.add_weight(f"w{i}", shape) for i, shape in enumerate(many())]
 

@@ -1,10 +1,9 @@
-"""The loop of a worker: entries take turns, so that all of them meet the same moods of the machine."""
+"""The loop of a worker: entries take turns, so that noise of the machine affects all equally."""
 
 from __future__ import annotations
 
 import cProfile
 import json
-import os
 import pstats
 import time
 from collections.abc import Callable
@@ -13,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 from hvd_compress.stats import Stats
 from hvd_compress.tools.bench.distributed.task import ALONE, TURN, Entry, Part, Task
+from hvd_compress.tools.ranks.process import device_bytes, forget_peak, peak
 
-_STATUS = Path("/proc/self/status")
 _ROWS = 15
 """Rows of a profile."""
 
@@ -41,17 +40,17 @@ class Bench(Protocol):
 
     Attributes:
         rank: Of this process.
-        device: Whether the network device is this rank's own.
+        own_device: Whether the network device is this rank's own.
     """
 
     rank: int
-    device: bool
+    own_device: bool
 
     def make(self, entry: Entry, what: str, model: str) -> Subject:
         """Make an entry ready."""
 
-    def barrier(self) -> None:
-        """Wait for all ranks."""
+    def gather(self, values: list[float]) -> list[list[float]]:
+        """Return the values of all ranks; all wait for the last."""
 
 
 class Now(NamedTuple):
@@ -95,12 +94,12 @@ def _steps(subject: Subject, steps: int) -> list[float]:
 
 def _turn(bench: Bench, index: int, subject: Subject, steps: int) -> Part:
     """Some steps; one goes before, as caches still hold what the entry before has left there."""
-    bench.barrier()
+    bench.gather([0.0])
     subject.step()
-    bench.barrier()
+    bench.gather([0.0])
     before = _now(bench, subject)
     seconds = _steps(subject, steps)
-    bench.barrier()
+    bench.gather([0.0])
     after = _now(bench, subject)
     subject.release()
     own = _between(before.stats, after.stats) if before.stats and after.stats else {}
@@ -116,17 +115,11 @@ def _turn(bench: Bench, index: int, subject: Subject, steps: int) -> Part:
 
 def _now(bench: Bench, subject: Subject) -> Now:
     return Now(
-        device_bytes("tx_bytes") if bench.device else None,
-        device_bytes("rx_bytes") if bench.device else None,
+        device_bytes("tx_bytes") if bench.own_device else None,
+        device_bytes("rx_bytes") if bench.own_device else None,
         subject.stats(),
         subject.called,
     )
-
-
-def device_bytes(counter: str) -> int:
-    """What has passed the network device by which Gloo communicates: ``"rx_bytes"`` or ``"tx_bytes"``."""
-    name = os.environ.get("HOROVOD_GLOO_IFACE", "eth0")
-    return int(Path(f"/sys/class/net/{name}/statistics/{counter}").read_text())
 
 
 def _less(after: Any, before: Any) -> Any:
@@ -155,8 +148,7 @@ def _memory(task: Task, bench: Bench, index: int) -> Part:
     alone.release()
     subject = bench.make(entry, task.what, task.model)
     _steps(subject, max(task.warmup, entry.warmup))
-    peak = _peak(lambda: _steps(subject, task.steps))
-    return Part(index, memory=peak - base)
+    return Part(index, memory=_peak(lambda: _steps(subject, task.steps)) - base)
 
 
 def _peak(work: Callable[[], Any]) -> int:
@@ -164,17 +156,6 @@ def _peak(work: Callable[[], Any]) -> int:
     forget_peak()
     work()
     return peak()
-
-
-def forget_peak() -> None:
-    """Let the high-water mark of this process's memory start anew."""
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak() -> int:
-    """The most memory that this process has had in use, in bytes."""
-    (line,) = (line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
 
 
 def _profile(subject: Subject, steps: int) -> list[dict[str, Any]]:

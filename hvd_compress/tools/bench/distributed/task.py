@@ -43,6 +43,12 @@ class Entry(NamedTuple):
         merge: Merge = DEFAULT_MERGE if self.merge is None else self.merge
         return SEARCH_STEPS if merge == "auto" else 0
 
+    def compression(self, ours: Any, horovods: Any) -> Any:
+        """Make it from the ``Compression`` of this package or of Horovod; None for none at all."""
+        if self.horovod:
+            return getattr(horovods, self.spec)
+        return ours.parse(self.spec, **({} if self.merge is None else {"merge": self.merge})) if self.spec else None
+
 
 class Task(NamedTuple):
     """What a job measures.

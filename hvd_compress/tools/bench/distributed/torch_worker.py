@@ -6,7 +6,6 @@ before each step they are written anew, which is not measured.
 
 from __future__ import annotations
 
-import importlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,16 +13,17 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import horovod.torch as hvd
 import numpy as np
+import torch
 
 from hvd_compress.core.bucket import Shape
 from hvd_compress.stats import Meter, Stats
 from hvd_compress.tools.bench.distributed.measuring import measure
 from hvd_compress.tools.bench.distributed.shapes import BLOCKS, CLASSES, SHAPES, WIDTH
 from hvd_compress.tools.bench.distributed.task import Entry, Task
-
-torch = importlib.import_module("torch")
-hvd = importlib.import_module("horovod.torch")
+from hvd_compress.tools.ranks.torch import TorchRank
+from hvd_compress.torch import Compression
 
 Tensor = Any
 
@@ -119,21 +119,15 @@ class Clock:
         return self._compression.stats() if hasattr(self._compression, "stats") else None
 
 
-class TorchBench:
-    """What PyTorch adds to a measurement."""
+class TorchBench(TorchRank):
+    """Entries in PyTorch."""
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
-        hvd.init()
-        self.rank = hvd.rank()
-        self.device = hvd.local_size() == 1 and hvd.size() > 1
+        super().__init__()
         self._weights: dict[str, list[Tensor]] = {}
         self._gradients: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
         self._made = 0
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        hvd.allreduce(torch.zeros(1), name="barrier")
 
     def make(self, entry: Entry, what: str, model: str) -> TorchSubject:
         """Make an entry ready."""
@@ -143,7 +137,7 @@ class TorchBench:
         parameters = [torch.nn.Parameter(weight.detach()) for weight in self._weights[model]]
         optimizer, clock = torch.optim.SGD(parameters, lr=RATE), None
         if entry.spec:
-            clock = Clock(_compression(entry))
+            clock = Clock(entry.compression(Compression, hvd.Compression))
             self._made += 1
             named = [(f"entry{self._made}.{i}", parameter) for i, parameter in enumerate(parameters)]
             optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=clock)
@@ -169,14 +163,7 @@ class TorchBench:
         return loss
 
 
-def _compression(entry: Entry) -> Any:
-    if entry.horovod:
-        return getattr(hvd.Compression, entry.spec)
-    catalogue = importlib.import_module("hvd_compress.torch").Compression
-    return catalogue.parse(entry.spec, **({} if entry.merge is None else {"merge": entry.merge}))
-
-
-class _Ready(torch.autograd.Function):  # type: ignore[misc, name-defined]
+class _Ready(torch.autograd.Function):
     """The identity of its first argument; gives the third as the gradient of the second, without a copy."""
 
     @staticmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable
 from functools import partial
@@ -44,8 +43,9 @@ def measure(n: int, turns: int, progress: Callable[[str], None] = lambda name: N
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
-        tf = importlib.import_module("tensorflow")
-        tensorflow = importlib.import_module("hvd_compress.ops.tensorflow")
+        import tensorflow as tf
+
+        from hvd_compress.ops.tensorflow import TensorFlowCpuOps, TensorFlowOps
     except ImportError as error:
         raise MissingPackageError(
             f"this needs TensorFlow ({error}); install it with: pip install tensorflow"
@@ -53,7 +53,7 @@ def measure(n: int, turns: int, progress: Callable[[str], None] = lambda name: N
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     copy = Copy(n)
-    plain, compiled = tensorflow.TensorFlowOps(), tensorflow.TensorFlowCpuOps()
+    plain, compiled = TensorFlowOps(), TensorFlowCpuOps()
     found: dict[str, list[float]] = {name: [] for name in NAMES}
     for number, name in enumerate(NAMES):
         progress(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
@@ -144,7 +143,7 @@ _TOP = "exact top 1%"
 def _peers(n: int) -> Iterator[Operation]:
     """What else there is on this machine."""
     try:
-        torch: Any = importlib.import_module("torch")
+        import torch
     except ImportError:
         return
     x, k = torch.from_numpy(_normal(n, 0)), max(1, n // _SHARE)
