@@ -18,7 +18,7 @@ FRAMEWORKS = ("torch", "tensorflow", "horovod", "keras", "mpi4py")
 LAYERS = [
     ["_version", "errors"],
     ["core", "core.bucket", "roles", "tools.units"],
-    ["tools.tables", "tools.terminal", "tools.cluster"],
+    ["tools.tables", "tools.terminal", "tools.drawing", "tools.cluster"],
     ["core.collectives"],
     ["ops"],
     ["core.totals"],

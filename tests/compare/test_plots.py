@@ -20,7 +20,7 @@ from hvd_compress.tools.compare.job import Outcome
 from hvd_compress.tools.compare.report import charts, plots
 from hvd_compress.tools.compare.report.captions import PICTURES, Picture
 from hvd_compress.tools.compare.report.curves import limits, line, unequal
-from hvd_compress.tools.compare.report.drawing import looks
+from hvd_compress.tools.compare.report.plots import looks
 from hvd_compress.tools.compare.results import Comparison
 
 FAR = "8 ranks on " + ",".join(f"machine-{n}.cluster.example.org:2" for n in range(4)) + ", gloo"

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hvd_compress.tools.bench.drawing import require_matplotlib
+from hvd_compress.tools.drawing import COLOURS, PALE, blank, legend_below, note, rows
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _ROW, _MARGIN = 0.38, 1.5
@@ -51,29 +50,17 @@ def figure(bars: Sequence[Bar], *, title: str, axis: str, mark: str = "") -> Fig
     Raises:
         MissingPackageError: If matplotlib is not installed.
     """
-    require_matplotlib("plots")
-    from matplotlib.figure import Figure
-
-    drawn = Figure(figsize=(9, _MARGIN + _ROW * len(bars)), layout="constrained")
-    axes = drawn.add_subplot()
-    places = range(len(bars))
-    colours = ["#33709f" if bar.strong else "#b4b8bd" for bar in bars]
-    boxes = axes.barh(places, [bar.value for bar in bars], color=colours, height=0.7)
-    axes.bar_label(boxes, [bar.note for bar in bars], padding=5, fontsize=9)
-    marks = [(place, bar.mark) for place, bar in zip(places, bars, strict=True) if bar.mark is not None]
-    _draw_marks(axes, marks, mark)
-    axes.set_yticks(places, [bar.label for bar in bars], fontsize=9)
-    axes.invert_yaxis()
+    drawn, (axes,) = blank(9, _MARGIN + _ROW * len(bars), title)
+    colours = [COLOURS[0] if bar.strong else PALE for bar in bars]
+    axes.barh(range(len(bars)), [bar.value for bar in bars], color=colours, height=0.7)
+    for row, bar in enumerate(bars):
+        note(axes, bar.value, row, bar.note)
+    marks = [(row, bar.mark) for row, bar in enumerate(bars) if bar.mark is not None]
+    if marks:
+        lines = axes.vlines([x for _, x in marks], [r - 0.42 for r, _ in marks], [r + 0.42 for r, _ in marks])
+        lines.set(color=COLOURS[1], lw=2)
+        legend_below(drawn, [lines], [mark])
+    rows(axes, [bar.label for bar in bars])
     axes.set_xlim(0, max([1e-9, *(bar.value for bar in bars), *(value for _, value in marks)]))
     axes.set_xlabel(axis, fontsize=9)
-    axes.tick_params(axis="y", length=0)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    drawn.suptitle(title, fontsize=10, x=0.01, ha="left")
     return drawn
-
-
-def _draw_marks(axes: Axes, marks: Sequence[tuple[int, float]], label: str) -> None:
-    if marks:
-        rows, values = zip(*marks, strict=True)
-        axes.vlines(values, [r - 0.42 for r in rows], [r + 0.42 for r in rows], color="#d1571b", lw=2, label=label)
-        axes.figure.legend(loc="outside lower left", frameon=False, fontsize=9)

@@ -13,7 +13,6 @@ from rich.markup import escape
 from hvd_compress.errors import SpecError
 from hvd_compress.spec import parse
 from hvd_compress.tools.bench.distributed.command import By, Hosts, Ranks, Rate, Trains, read_merges
-from hvd_compress.tools.bench.drawing import require_matplotlib
 from hvd_compress.tools.bench.jobs import read_where
 from hvd_compress.tools.cluster import Cluster
 from hvd_compress.tools.compare.comparison import Course
@@ -25,6 +24,7 @@ from hvd_compress.tools.compare.results import HOROVODS, Comparison
 from hvd_compress.tools.compare.store import Store
 from hvd_compress.tools.compare.tasks import TASKS, find
 from hvd_compress.tools.compare.training import Setting
+from hvd_compress.tools.drawing import require_matplotlib
 from hvd_compress.tools.terminal import app, note, refusals, remove_jobs_on_sigterm, say, split_specs
 from hvd_compress.tools.units import read_time
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvd_compress.errors import SpecError
-from hvd_compress.tools.bench.drawing import require_matplotlib
+from hvd_compress.tools.drawing import BASELINES, COLOURS, blank
 from hvd_compress.tools.plan.curves import Curve
 from hvd_compress.tools.plan.model import Setup
 from hvd_compress.tools.plan.validation import RANGE
@@ -18,11 +18,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST = 8
+MOST = len(COLOURS) + len(BASELINES)
 """Lines that can be told apart."""
 
-_COLOURS = ("#33709f", "#d1571b", "#4b8a3f", "#8e4b9e", "#b8860b", "#2a9d9d", "#a03040")
-_PLAIN = {"fp16": "#333333", "none": "#9a9ea3"}
 _GAINS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
@@ -53,11 +51,7 @@ def figure(by_ranks: Sequence[Curve], by_bandwidth: Sequence[Curve], setup: Setu
     Raises:
         MissingPackageError: If matplotlib is not installed.
     """
-    require_matplotlib("plots")
-    from matplotlib.figure import Figure
-
-    drawn = Figure(figsize=(11, 5.4), layout="constrained")
-    left, right = drawn.subplots(1, 2, sharey=True)
+    drawn, (left, right) = blank(11, 5.4, _title(setup), columns=2)
     _lines(left, by_ranks)
     _lines(right, by_bandwidth)
     _scale_ranks(left, by_ranks[0].xs)
@@ -71,7 +65,6 @@ def figure(by_ranks: Sequence[Curve], by_bandwidth: Sequence[Curve], setup: Setu
             axes.axvline(here, color="#c9ccd1", lw=6, zorder=0)
     handles, labels = left.get_legend_handles_labels()
     drawn.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    drawn.suptitle(_title(setup), fontsize=10, x=0.01, ha="left")
     return drawn
 
 
@@ -83,14 +76,12 @@ def _title(setup: Setup) -> str:
 
 
 def _lines(axes: Axes, curves: Sequence[Curve]) -> None:
-    colours = iter(_COLOURS)
+    colours = iter(COLOURS)
     for curve in curves:
-        colour = _PLAIN.get(curve.spec) or next(colours)
+        colour = BASELINES.get(curve.spec) or next(colours)
         style = (0, (4, 1.5)) if curve.grows else "solid"
         axes.plot(curve.xs, curve.gains, color=colour, lw=1.8, linestyle=style, label=curve.spec)
     axes.grid(color="#eceef0", lw=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=9)
 
 
 def _scale_ranks(axes: Axes, ranks: Sequence[float]) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from hvd_compress.tools.compare.formats import span, with_span
 from hvd_compress.tools.compare.judging import Judgement, Verdict, baseline, judge
 from hvd_compress.tools.compare.measures import PARTS
-from hvd_compress.tools.compare.report.drawing import INK, PALE, blank, legend_below, logarithmic, note, rows
 from hvd_compress.tools.compare.results import Comparison
+from hvd_compress.tools.drawing import INK, PALE, blank, legend_below, logarithmic, note, rows
 from hvd_compress.tools.units import number, seconds, setting, size, times
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _ROW, _REST = 0.42, 1.35
@@ -26,13 +28,21 @@ _LOG_FROM = 20.0
 """Bytes are on a logarithmic axis if the most are so many times the least."""
 
 
+def framed(height: float, what: str, comparison: Comparison, columns: int = 105) -> tuple[Figure, Axes]:
+    """Return an empty figure whose title says what was compared, in lines of so many columns."""
+    title = f"{what[:1].upper()}{what[1:]}: {comparison.task}, {comparison.framework}, {comparison.where}"
+    lines = textwrap.wrap(title, columns)
+    drawn, (axes,) = blank(10.5, height + 0.2 * len(lines), "\n".join(lines))
+    return drawn, axes
+
+
 def time_to_target(comparison: Comparison) -> Figure:
     """How many times as soon as the baseline each method reached the target; the seconds where that did not."""
     judged, base = judge(comparison), baseline(comparison)
     relative = any(one.spec == base and one.reached for one in judged)
     goal = f"{comparison.goal.metric} {setting(comparison.target)}"
     what = f"{goal}: how many times as soon as with {base}" if relative else f"Training until {goal}"
-    drawn, axes = blank(_REST + _ROW * len(judged), what, comparison)
+    drawn, axes = framed(_REST + _ROW * len(judged), what, comparison)
     for row, one in enumerate(judged):
         found = one.ratio if relative else one.seconds
         if found is None:
@@ -66,7 +76,7 @@ def _figures(one: Judgement, relative: bool) -> str:
 def step_split(comparison: Comparison) -> Figure:
     """Where the milliseconds of a step go."""
     judged = [one for one in judge(comparison) if one.split]
-    drawn, axes = blank(_REST + 0.3 + _ROW * len(judged), "Where the time of a step goes", comparison)
+    drawn, axes = framed(_REST + 0.3 + _ROW * len(judged), "Where the time of a step goes", comparison)
     named: dict[str, Any] = {}
     for row, one in enumerate(judged):
         left = 0.0
@@ -90,7 +100,7 @@ def step_split(comparison: Comparison) -> Figure:
 def bytes_per_step(comparison: Comparison) -> Figure:
     """What is handed to Horovod in a step, beside what passes the device."""
     judged = [one for one in judge(comparison) if one.payload is not None]
-    drawn, axes = blank(_REST + 0.3 + 1.5 * _ROW * len(judged), "Bytes in each step", comparison)
+    drawn, axes = framed(_REST + 0.3 + 1.5 * _ROW * len(judged), "Bytes in each step", comparison)
     gradients = comparison.outcomes[0].gradient_bytes
     kinds = [("handed to Horovod", "payload", _GOOD, -0.2), ("at the network device", "device", "#e69f00", 0.2)]
     known = [value for one in judged for value in (one.payload, one.device) if value]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvd_compress.tools.compare.judging import baseline, judge
-from hvd_compress.tools.compare.report import drawing
+from hvd_compress.tools.compare.report.charts import framed
 from hvd_compress.tools.compare.report.curves import Line, limits, line, unequal
-from hvd_compress.tools.compare.report.drawing import INK, Look, blank, plain
 from hvd_compress.tools.compare.results import Comparison
+from hvd_compress.tools.drawing import BASELINES, COLOURS, INK, logarithmic, plain
 from hvd_compress.tools.units import metric, setting
 
 if TYPE_CHECKING:
@@ -17,6 +17,22 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Bounds = tuple[float, float] | None
+
+DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)))
+"""Methods beyond the sixth have a colour again, but another dash."""
+
+
+class Look(NamedTuple):
+    """The colour and the dash of a method's line."""
+
+    colour: str
+    dash: Any
+
+
+def looks(comparison: Comparison) -> dict[str, Look]:
+    rest = [spec for spec in comparison.methods if spec not in BASELINES]
+    found = {spec: Look(COLOURS[n % 6], DASHES[n // 6 % 3]) for n, spec in enumerate(rest)}
+    return found | {spec: Look(colour, "-") for spec, colour in BASELINES.items()}
 
 
 def metric_by_time(comparison: Comparison) -> Figure:
@@ -31,12 +47,12 @@ def metric_by_steps(comparison: Comparison) -> Figure:
 
 def _metric(comparison: Comparison, by: str, log: bool = False) -> Figure:
     what = "seconds of training" if by == "seconds" else "steps"
-    drawn, axes = blank(4.8, f"{comparison.goal.metric} against {what}", comparison, 62)  # left of the legend
-    bounds, looks = limits(comparison), drawing.looks(comparison)
+    drawn, axes = framed(4.8, f"{comparison.goal.metric} against {what}", comparison, 62)  # left of the legend
+    bounds, styles = limits(comparison), looks(comparison)
     handles: list[tuple[Any, str]] = []
     begin, base = math.inf, baseline(comparison)
     for one in judge(comparison):
-        found, look = line(comparison.of(one.spec), by, log), looks[one.spec]
+        found, look = line(comparison.of(one.spec), by, log), styles[one.spec]
         begin = min([begin, *found.at[_seen(found, bounds)]])
         handle = _draw(axes, found, look, one.spec == base)
         handles.append((handle, plain(one.spec) + _unseen(found, bounds)))
@@ -60,7 +76,7 @@ def _scale(axes: Axes, bounds: Bounds, begin: float) -> None:
         axes.set_ylim(*bounds)
     high = axes.get_xlim()[1]
     if begin > 0:
-        drawing.logarithmic(axes.xaxis, math.log10(high / begin))
+        logarithmic(axes.xaxis, math.log10(high / begin))
     axes.set_xlim(0.8 * begin, high)
 
 
