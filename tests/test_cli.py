@@ -142,6 +142,7 @@ def test_digits_say_what_they_need(package: str, monkeypatch: pytest.MonkeyPatch
     for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "hvd_compress.tools.bench.digits", raising=False)
     result = run("vnmse", "--specs", "none", "--inputs", "digits")
     assert result.exit_code == 1
     assert "'digits' needs PyTorch and scikit-learn" in result.stderr and "pip install" in result.stderr

@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_compress.core.bucket import Shape
-from hvd_compress.errors import SpecError
+from hvd_compress.errors import MissingPackageError, SpecError
 from hvd_compress.spec import nearest
-from hvd_compress.tools.bench.digits import digits_gradients
 
 Arr = npt.NDArray[Any]
 
@@ -91,9 +90,21 @@ def embedding(size: int, ranks: int) -> Sample:
 
 
 def digits(size: int, ranks: int) -> Sample:
-    """Gradients of a small CNN on scikit-learn's digits, a minibatch for each rank; has a size of its own (151,306)."""
+    """Return gradients of a small CNN on scikit-learn's digits, a minibatch for each rank; 151,306 coordinates.
+
+    Raises:
+        MissingPackageError: If PyTorch or scikit-learn is not installed.
+    """
     del size
-    tensors = digits_gradients(ranks)
+    try:
+        from hvd_compress.tools.bench.digits import digits_gradients
+
+        tensors = digits_gradients(ranks)
+    except ImportError as error:
+        raise MissingPackageError(
+            f"the input 'digits' needs PyTorch and scikit-learn ({error}); install them with: pip install torch"
+            " scikit-learn, or leave it out: --inputs gaussian,blocky,shuffled,embedding"
+        ) from error
     flat = [np.concatenate([gradient.ravel() for gradient in rank.values()]) for rank in tensors]
     return Sample("digits", flat, {name: gradient.shape for name, gradient in tensors[0].items()})
 
