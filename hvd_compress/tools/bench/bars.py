@@ -16,25 +16,17 @@ _ROW, _MARGIN = 0.38, 1.5
 
 
 class Bar(NamedTuple):
-    """One line of a chart.
-
-    Attributes:
-        label: What it is.
-        value: How long the bar is.
-        note: Beside the bar.
-        mark: Where a line crosses it; None for no line.
-        strong: Whether it stands out.
-    """
+    """A bar of a chart."""
 
     label: str
-    value: float
-    note: str
-    mark: float | None = None
-    strong: bool = True
+    value: float  # The length of the bar
+    note: str  # Text beside the bar
+    mark: float | None = None  # Where a line crosses it; None for no line
+    strong: bool = True  # Whether it stands out
 
 
 def draw(path: Path, bars: Sequence[Bar], *, title: str, axis: str, mark: str = "") -> None:
-    """Write a chart of horizontal bars to an image, whose suffix tells the format; as `figure` else."""
+    """Write a chart of horizontal bars to an image, whose suffix tells the format; see `figure`."""
     figure(bars, title=title, axis=axis, mark=mark).savefig(path, dpi=130)
 
 

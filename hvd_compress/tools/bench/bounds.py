@@ -17,7 +17,7 @@ NATURAL = 1 / 8
 
 
 def bound(method: Method) -> float | None:
-    """A textbook bound on the expected normalised error of one rank's gradient, whatever the gradient is.
+    """Return a textbook bound on the expected normalised error of one rank's gradient, whatever the gradient is.
 
     With k of d coordinates top-k leaves ``1 - k/d`` at most, and random-k as much on average (scaled up to be unbiased,
     ``d/k - 1``). QSGD with s levels of the norm of d coordinates has ``min(d/s^2, sqrt(d)/s)``.

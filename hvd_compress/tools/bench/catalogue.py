@@ -53,7 +53,7 @@ better depends: Gloo sums float16 in software, so that `none` may be faster on p
 
 
 def info(name: str) -> MethodInfo:
-    """The line of the catalogue with this name.
+    """Return the line of the catalogue with this name.
 
     Raises:
         SpecError: If there is none.
@@ -65,7 +65,7 @@ def info(name: str) -> MethodInfo:
 
 
 def memory(line: MethodInfo) -> str:
-    """What the method keeps of the gradient where the spec does not say."""
+    """Return the memory that a method has where the spec does not say."""
     options = REGISTRY[line.name].memory
     given = ", ".join(f"{key}={written(value)}" for key, value in options.items())
     if not line.feedback:
@@ -74,19 +74,18 @@ def memory(line: MethodInfo) -> str:
 
 
 def written(value: Any) -> str:
-    """A value as in spec strings."""
+    """Return a value as in spec strings."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
 def numbers(name: str) -> tuple[str, str, str, str]:
-    """Rounds, allreduce-compatible or not, bytes of state for each coordinate, and bits for each number of ranks."""
+    """Return rounds, whether allreduce-compatible, bytes of state per coordinate, and bits for each world size."""
     found = cost(name)
     bits = " / ".join(f"{value:.3g}" for value in found.bits.values())
     return str(found.rounds), "yes" if found.allreduce else "no", f"{found.state_bytes:.3g}", bits
 
 
 def section(name: str) -> str:
-    """All about one method."""
     line = info(name)
     doc = read(REGISTRY[name])
     rounds, allreduce, state, bits = numbers(name)
@@ -107,7 +106,7 @@ def section(name: str) -> str:
 
 
 def families() -> list[type[Method]]:
-    """Public base classes that several methods share."""
+    """Return the public base classes that several methods share."""
     found: dict[type[Method], None] = {}
     for cls in REGISTRY.values():
         for base in cls.__mro__[1:]:
@@ -118,7 +117,6 @@ def families() -> list[type[Method]]:
 
 
 def catalogue() -> str:
-    """The methods, one after another, and what some of them share."""
     shared = [f"### {cls.__name__}\n\n{read(cls).text}" for cls in families()]
     parts = [_HEAD, _overview(), _ADVICE, *map(section, REGISTRY), "## What methods share", *shared]
     for title, classes in {"## Memories": MEMORIES, "## Policies": POLICIES}.items():
@@ -145,7 +143,7 @@ def _overview() -> str:
 
 
 def short(paper: str) -> str:
-    """The authors and years of the sources, without titles."""
+    """Return the authors and years of the sources, without titles."""
     return "; ".join(map(_authors, paper.split("; ")))
 
 

@@ -9,15 +9,10 @@ from typing import NamedTuple
 
 
 class Doc(NamedTuple):
-    """A docstring in parts.
+    """A docstring in parts."""
 
-    Attributes:
-        text: Summary and body, as Markdown.
-        args: What the arguments are, by name, as Markdown.
-    """
-
-    text: str
-    args: dict[str, str]
+    text: str  # Summary and body, as Markdown
+    args: dict[str, str]  # The arguments by name, as Markdown
 
 
 def read(thing: type) -> Doc:
@@ -29,7 +24,7 @@ def read(thing: type) -> Doc:
 
 
 def _own(cls: type) -> tuple[str, str]:
-    """The docstring of this very class before and after ``Args:``."""
+    """Return the docstring of this very class before and after ``Args:``."""
     before, _, after = inspect.cleandoc(cls.__dict__.get("__doc__") or "").partition("\nArgs:\n")
     return before.strip(), re.split(r"\n(?=\S)", after)[0]
 
@@ -40,7 +35,7 @@ def _arguments(section: str) -> dict[str, str]:
 
 
 def _markdown(text: str) -> str:
-    """Paragraphs as they are, what is indented after a ``::`` as code."""
+    """Keep paragraphs; make code of what is indented after a ``::``."""
     parts = re.split(r"::\n\n((?:(?: {4}.*)?\n)*(?: {4}.*))", text)
     written = []
     for number, part in enumerate(parts):

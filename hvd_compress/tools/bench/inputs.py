@@ -25,21 +25,15 @@ NEIGHBOURS = 256
 
 
 class Sample(NamedTuple):
-    """One gradient per rank.
-
-    Attributes:
-        name: Of the input.
-        ranks: One flat array per rank.
-        shapes: Name and shape of the tensors that lie in these arrays, in order.
-    """
+    """A gradient for each rank."""
 
     name: str
-    ranks: list[Arr]
-    shapes: dict[str, Shape]
+    ranks: list[Arr]  # One flat array per rank
+    shapes: dict[str, Shape]  # Names and shapes of the tensors in these arrays, in order
 
     @property
     def tensors(self) -> dict[str, list[Arr]]:
-        """The gradients cut into tensors, one array per rank each; what is left over at the end is dropped."""
+        """The gradients cut into tensors; what is left over at the end is dropped."""
         cut, start = {}, 0
         for name, shape in self.shapes.items():
             end = start + math.prod(shape)
@@ -49,7 +43,7 @@ class Sample(NamedTuple):
 
 
 def gaussian(size: int, ranks: int) -> Sample:
-    """Independent normal numbers, on all ranks: no structure at all, and the ranks have nothing in common.
+    """Return independent normal numbers on all ranks: no structure at all, and nothing in common between ranks.
 
     The errors of the ranks are independent as well, so the normalised error of the mean is that of one rank.
     """
@@ -58,7 +52,7 @@ def gaussian(size: int, ranks: int) -> Sample:
 
 
 def blocky(size: int, ranks: int) -> Sample:
-    """Heavy-tailed gradients whose neighbours are alike.
+    """Return heavy-tailed gradients whose neighbours are alike.
 
     With a magnitude m log-normal (sigma 1.5) for each block of 256 neighbours, and s, n_i from Student's t with 4
     degrees of freedom for each coordinate, s the same on all ranks::
@@ -73,13 +67,13 @@ def blocky(size: int, ranks: int) -> Sample:
 
 
 def shuffled(size: int, ranks: int) -> Sample:
-    """`blocky` with its coordinates in random order, the same on all ranks: the control for methods that use places."""
+    """Return `blocky` with its coordinates in random order, the same on all ranks."""
     order = np.random.default_rng(SEED + 1).permutation(size)
     return _synthetic("shuffled", [x[order] for x in blocky(size, ranks).ranks])
 
 
 def embedding(size: int, ranks: int) -> Sample:
-    """Gradients of an embedding: each rank has used 1% of its rows of 64, and the others are zero."""
+    """Return gradients of an embedding: each rank has used 1% of its rows of 64, and the others are zero."""
     rng, draws = np.random.default_rng(SEED), []
     rows = -(-size // ROW)
     for _ in range(ranks):
@@ -133,6 +127,6 @@ def sample(name: str, size: int, ranks: int) -> Sample:
 
 
 def _synthetic(name: str, draws: list[Arr]) -> Sample:
-    """Without shapes of its own, a gradient is the largest square matrix that it can fill."""
+    """Make the largest square matrix of the coordinates, as they have no shape of their own."""
     side = math.isqrt(draws[0].size)
     return Sample(name, [draw.astype(np.float32) for draw in draws], {"matrix": (side, side)})

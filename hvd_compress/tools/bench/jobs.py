@@ -49,25 +49,16 @@ _LINES = 20
 
 
 class Where(NamedTuple):
-    """What the ranks run on.
+    """The hosts and ranks of a job."""
 
-    Attributes:
-        hosts: How many emulated hosts, of one rank each; 0 for this machine.
-        rate: Of the hosts.
-        ranks: On this machine.
-        controller: Horovod's, without emulated hosts.
-        on: Other machines and their slots, as ``horovodrun -H`` takes them; empty for this machine.
-    """
-
-    hosts: int
-    rate: str
-    ranks: int
-    controller: Controller
-    on: str = ""
+    hosts: int  # Emulated hosts, of one rank each; 0 for this machine
+    rate: str  # The bandwidth of emulated hosts
+    ranks: int  # Ranks, without emulated hosts
+    controller: Controller  # Horovod's controller, without emulated hosts
+    on: str = ""  # Other machines and their slots, as ``horovodrun -H`` takes them; empty for this machine
 
     @property
     def size(self) -> int:
-        """How many ranks."""
         return self.hosts or self.ranks
 
     def __str__(self) -> str:
@@ -78,7 +69,7 @@ class Where(NamedTuple):
 
 
 def read_where(hosts: int, rate: str | None, ranks: int, controller: Controller, on: str = "") -> Where:
-    """Read what the ranks run on, from a command's options.
+    """Read the hosts and ranks of a job from a command's options.
 
     Args:
         hosts: Emulated hosts; 0 for none.
@@ -151,7 +142,7 @@ def _here(command: Sequence[str], where: Where, look: Callable[[], None], limit:
 
 
 def _tail(output: str) -> str:
-    """The last lines that ranks wrote; those of horovodrun itself only if there are no others."""
+    """Return the last lines that ranks wrote; those of horovodrun itself only if there are no others."""
     lines = [line for line in output.splitlines() if line.strip()]
     lines = [line for line in lines if re.match(r"\[\d+(,\d+)?\]<std", line)] or lines
     return "\n".join(lines[-_LINES:])

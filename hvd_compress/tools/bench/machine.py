@@ -15,29 +15,18 @@ _PACKAGES = ("hvd-compress", "horovod", "torch", "tensorflow", "numpy", "numba")
 
 
 class Machine(NamedTuple):
-    """A machine and its software.
-
-    Attributes:
-        cpu: The model of its processor.
-        cores: How many this process may use.
-        memory_bytes: Of the machine.
-        system: The operating system.
-        kernel: Its version.
-        python: The version of Python.
-        packages: The versions of the packages that count, of those that are installed.
-    """
+    """A machine and its software."""
 
     cpu: str
-    cores: int
+    cores: int  # Cores that this process may use
     memory_bytes: int
     system: str
-    kernel: str
+    kernel: str  # The version of the kernel
     python: str
-    packages: dict[str, str]
+    packages: dict[str, str]  # Versions of the packages that count, of those installed
 
     @classmethod
     def here(cls) -> Machine:
-        """This machine."""
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         system = _first(r'PRETTY_NAME="?([^"\n]*)', "/etc/os-release") or platform.system()
         cpu = _first(r"model name\s*: (.*)", "/proc/cpuinfo") or platform.machine()
@@ -52,7 +41,7 @@ class Machine(NamedTuple):
 
 
 def _first(pattern: str, path: str) -> str:
-    """The first match in a file; empty if there is none."""
+    """Return the first match in a file; empty if there is none."""
     try:
         match = re.search(pattern, Path(path).read_text())
     except OSError:

@@ -23,7 +23,7 @@ ACCURACY = ("framework", "spec", "accuracy", "baseline", "bytes_per_step", "tole
 
 
 def page(measured: Mapping[str, Any], command: str, accuracy: Sequence[Mapping[str, Any]] = ()) -> str:
-    """The whole page.
+    """Return the whole page.
 
     Args:
         measured: From `hvd_compress.tools.bench.vnmse.measure_all`.
@@ -37,12 +37,12 @@ def page(measured: Mapping[str, Any], command: str, accuracy: Sequence[Mapping[s
 
 
 def static() -> str:
-    """What the page says for sure: all but the measured numbers."""
+    """Return all of the page but the measured numbers."""
     return f"# The methods and their errors\n\nWritten by `hvd-compress docs`; do not edit.\n\n{catalogue()}"
 
 
 def rows(measured: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
-    """The results as text: spec, bits, then the error on each input; by budget, other specs at the end."""
+    """Return the results as text: spec, bits, then the error on each input; by budget, other specs at the end."""
     table: dict[str, dict[str, Any]] = {}
     for result in measured["results"]:
         table.setdefault(result["spec"], {})[result["input"]] = result
@@ -55,20 +55,20 @@ def rows(measured: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
 
 
 def figure(result: Mapping[str, Any]) -> str:
-    """An error in two or three digits; where the mean has no scale, that of its direction, with a mark."""
+    """Return an error as text; where the mean has no scale, that of its direction, with a mark."""
     sign = name_of(result["spec"]) in SIGNS
     value = result["direction" if sign else "vnmse"]
     return error(value) + "*" * sign
 
 
 def span(bits: Sequence[float]) -> str:
-    """Bits per coordinate, or from how many to how many where inputs differ."""
+    """Return bits per coordinate, or their range where inputs differ."""
     least, most = (f"{b:.2f}" if b < 10 else f"{b:.1f}" for b in (min(bits), max(bits)))
     return most if max(bits) < 1.03 * min(bits) else f"{least}-{most}"
 
 
 def notes(measured: Mapping[str, Any]) -> Iterator[str]:
-    """What a reader of the table must know."""
+    """Yield what a reader of the table must know."""
     sizes = ", ".join(f"{name} {size:,}" for name, size in measured["sizes"].items())
     names = dict.fromkeys(name_of(result["spec"]) for result in measured["results"])
     warmed = ", ".join(name for name in names if name in WARMED)
@@ -87,7 +87,7 @@ def notes(measured: Mapping[str, Any]) -> Iterator[str]:
 
 
 def vnmse_section(measured: Mapping[str, Any], command: str) -> str:
-    """The table of errors as Markdown, with bounds beside it."""
+    """Return the table of errors as Markdown, with bounds beside it."""
     head = ("Method", "Bits", *measured["sizes"], "Bound")
     parts = [
         MEASURED,
@@ -111,14 +111,13 @@ def _bound(spec: str) -> str:
 
 
 def claims_section() -> str:
-    """What the papers state, as given."""
+    """Return the claims of the papers."""
     rows = [("Method", "Stated"), *((f"[`{name}`](#{name})", CLAIMS[name]) for name in REGISTRY if name in CLAIMS)]
     note = "As given there, for their models, data and machines; none of it was reproduced here."
     return f"## What the papers' abstracts state\n\n{note}\n\n{markdown(rows, 'll')}\n"
 
 
 def accuracy_section(results: Sequence[Mapping[str, Any]]) -> str:
-    """The accuracies as Markdown."""
     head = ("Framework", "Method", "Accuracy", "Uncompressed", "Bytes per step", "Allowed loss", "Note")
     table: list[tuple[str, ...]] = [head]
     for r in results:

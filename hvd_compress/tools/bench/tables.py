@@ -15,7 +15,6 @@ from hvd_compress.tools.tables import plain
 
 
 def methods_table(lines: Sequence[MethodInfo]) -> Table:
-    """Return the catalogue."""
     sizes = ", ".join(map(str, SIZES))
     caption = f"Bits: sent by a rank for each coordinate, with {sizes} ranks. State: bytes kept for each coordinate."
     drawn = plain(gap=0, leading=1, caption=caption)

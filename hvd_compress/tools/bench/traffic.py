@@ -27,17 +27,11 @@ SIZES = (2, 8, 64)
 
 
 class Message(NamedTuple):
-    """A collective of one exchange, per coordinate of the gradient.
+    """A collective of one exchange, per coordinate of the gradient."""
 
-    Attributes:
-        kind: ``"AllReduce"``, ``"AllGather"``, ``"AllToAll"`` or ``"Broadcast"``.
-        bytes: The payload that a rank hands to it.
-        halves: The count of float16 that are summed in it.
-    """
-
-    kind: str
-    bytes: float
-    halves: float
+    kind: str  # ``"AllReduce"``, ``"AllGather"``, ``"AllToAll"`` or ``"Broadcast"``
+    bytes: float  # The payload that a rank hands to it
+    halves: float  # The count of float16 that are summed in it
 
     def wire(self, ranks: int, ranks_per_host: int = 1) -> float:
         """Return the bytes at the network device of a host; 0 if there is one host only.
@@ -53,19 +47,13 @@ class Message(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """The cost of one step of a method.
+    """The cost of one step of a method."""
 
-    Attributes:
-        rounds: Collectives of a bucket, one after another.
-        allreduce: Whether all of them are allreduces, or are as cheap with many ranks: traffic does not grow with them.
-        state_bytes: Bytes that a rank keeps between steps per coordinate of a float32 gradient, residual included.
-        bits: Bits that a rank sends per coordinate, metadata included, by world size.
-    """
-
-    rounds: int
+    rounds: int  # Collectives of a bucket, one after another
+    # Whether all of them are allreduces, or are as cheap with many ranks: traffic does not grow with them
     allreduce: bool
-    state_bytes: float
-    bits: dict[int, float]
+    state_bytes: float  # Bytes that a rank keeps between steps per coordinate of a float32 gradient, residual included
+    bits: dict[int, float]  # Bits that a rank sends per coordinate, metadata included, by world size
 
 
 @cache

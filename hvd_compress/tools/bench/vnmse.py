@@ -96,30 +96,21 @@ SIGNS = frozenset({"signsgd", "signum"})
 
 
 class Result(NamedTuple):
-    """One method on one input.
-
-    Attributes:
-        spec: Of the method.
-        input: Name of the input.
-        bits: Per coordinate, of what a rank hands to collectives.
-        vnmse: The normalised squared error of the mean.
-        direction: What is left of it with the mean at its best scale: ``1 - cos^2``.
-    """
+    """A method's result on one input."""
 
     spec: str
     input: str
-    bits: float
-    vnmse: float
-    direction: float
+    bits: float  # Payload bits per coordinate
+    vnmse: float  # The normalised squared error of the mean
+    direction: float  # What is left of it with the mean at its best scale: ``1 - cos^2``
 
 
 def name_of(spec: str) -> str:
-    """The method's name in a spec."""
     return spec.partition(":")[0].strip()
 
 
 def bare(spec: str) -> Method:
-    """The method of a spec without what is kept between steps, schedules and measuring; where to compress stays."""
+    """Return the method of a spec without memory, schedules and measuring; where to compress stays."""
     method = parse(spec)
     inner = _unwrapped(method.core)
     if not isinstance(method, Selective):
@@ -134,7 +125,7 @@ def _unwrapped(method: Method) -> Method:
 
 
 def error(estimate: Arr, exact: Arr) -> tuple[float, float]:
-    """Give the vNMSE and ``1 - cos^2`` of an estimate; computed in float64."""
+    """Return the vNMSE and ``1 - cos^2`` of an estimate; computed in float64."""
     estimate, exact = estimate.astype(np.float64).ravel(), exact.astype(np.float64).ravel()
     norm, own = float(exact @ exact), float(estimate @ estimate)
     if norm == 0:
@@ -144,7 +135,7 @@ def error(estimate: Arr, exact: Arr) -> tuple[float, float]:
 
 
 def measure(spec: str, grads: Sample, steps: int = 8) -> Result:
-    """Exchange once, without error feedback, and look at what rank 0 gets.
+    """Exchange once, without error feedback, and measure the error of the mean on rank 0.
 
     Low-rank methods get the tensors of a gradient, all others one flat array. Those in `WARMED` get
     ``steps`` exchanges of the same gradients first, and the mean of their last two counts: some alternate.
@@ -210,16 +201,15 @@ def measure_all(
 
 
 def default_specs() -> list[str]:
-    """The specs of all budgets."""
     return [spec for specs in BUDGETS.values() for spec in specs]
 
 
 def missing() -> list[str]:
-    """Registered methods that no budget has a spec for."""
+    """Return registered methods that no budget has a spec for."""
     have = {name_of(spec) for spec in default_specs()}
     return [name for name in REGISTRY if name not in have]
 
 
 def _flat(tensors: Mapping[str, Sequence[Arr]]) -> Arr:
-    """The gradients of rank 0 as one array."""
+    """Return the gradients of rank 0 as one array."""
     return np.concatenate([ranks[0].ravel() for ranks in tensors.values()])

@@ -77,7 +77,7 @@ class Cluster:
 
     @property
     def rate(self) -> str:
-        """What each host may send and receive; it can be changed while programs run."""
+        """The bandwidth of each host, both ways; it can be changed while programs run."""
         return self._rate
 
     @rate.setter
@@ -86,11 +86,11 @@ class Cluster:
         self._rate = rate
 
     def address(self, number: int) -> str:
-        """The address of a host, counted from 1."""
+        """Return the address of a host, counted from 1."""
         return network.address(number)
 
     def traffic(self) -> list[Traffic]:
-        """Bytes that each host has sent and received so far."""
+        """Return the bytes that each host has sent and received so far."""
         return network.traffic(self.name, self.hosts)
 
     def run(
@@ -138,7 +138,7 @@ class Cluster:
         return Process(f"h{number}", command, {**os.environ, **environment})
 
     def _horovod(self, number: int, port: str) -> dict[str, str]:
-        """What horovodrun would tell the rank on a host."""
+        """Return what horovodrun would tell the rank on a host."""
         own = {"HOSTNAME": f"h{number}", "RANK": number - 1, "LOCAL_RANK": 0, "CROSS_RANK": number - 1}
         common = {"SIZE": self.hosts, "LOCAL_SIZE": 1, "CROSS_SIZE": self.hosts, "CONTROLLER": "gloo"}
         gloo = {"RENDEZVOUS_ADDR": self.address(1), "RENDEZVOUS_PORT": port, "IFACE": "eth0"}

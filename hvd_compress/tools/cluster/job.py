@@ -17,16 +17,10 @@ _GRACE = 10.0
 
 
 class Finished(NamedTuple):
-    """A process that has ended.
+    """A process that has ended."""
 
-    Attributes:
-        host: Where it ran, as ``"h1"``.
-        code: Its exit code; negative if a signal ended it.
-        output: All that it printed.
-    """
-
-    host: str
-    code: int
+    host: str  # The name of the host, as ``"h1"``
+    code: int  # The exit code; negative if a signal ended it
     output: str
 
 
@@ -70,7 +64,7 @@ class Process:
                 os.killpg(self.process.pid, kind)
 
     def output(self) -> str:
-        """What it has printed so far."""
+        """Return what it has printed so far."""
         self._output.seek(0)
         return self._output.read().decode(errors="replace")
 
@@ -83,7 +77,7 @@ class Process:
 
 
 def _ends_with_us(kind: signal.Signals) -> list[str]:
-    """What to put before a command so that its process gets a signal when this one is killed; nothing if it cannot be.
+    """Return a prefix that makes a command get a signal when this process is killed; empty if there is no setpriv.
 
     The kernel looks at the thread that starts it, which has to live as long.
     """
@@ -92,7 +86,7 @@ def _ends_with_us(kind: signal.Signals) -> list[str]:
 
 
 def follow(processes: Sequence[Process], timeout: float, watch: Callable[[], None]) -> list[Finished]:
-    """Wait until all have ended; the first that fails, or the time limit, ends the others, and so does an exception.
+    """Wait until all have ended; a failure, the time limit or an exception ends the others.
 
     Args:
         processes: Of the job.
@@ -112,7 +106,7 @@ def follow(processes: Sequence[Process], timeout: float, watch: Callable[[], Non
 
 
 def end(processes: Sequence[Process]) -> None:
-    """End what still runs: kindly, then not."""
+    """End what still runs: by SIGTERM, then by SIGKILL."""
     for kind in (signal.SIGTERM, signal.SIGKILL):  # horovodrun passes the first on to its ranks
         for process in processes:
             process.signal(kind)

@@ -38,24 +38,19 @@ _GRACE = 3.0
 
 
 class Traffic(NamedTuple):
-    """Bytes at the network device of a host.
-
-    Attributes:
-        sent: By the host.
-        received: By the host.
-    """
+    """Bytes at the network device of a host."""
 
     sent: int
     received: int
 
 
 def new_prefix() -> str:
-    """A name that no other cluster on this machine has, and that tells which process made it."""
+    """Return a name that no other cluster on this machine has, and that tells which process made it."""
     return f"{_OURS}-{os.getpid()}-{_started(os.getpid())}-{next(_serial)}"
 
 
 def _started(pid: int) -> int:
-    """When a process began, in ticks; 0 if there is none with this number."""
+    """Return when a process began, in ticks; 0 if there is none with this number."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:
@@ -93,22 +88,21 @@ def run(*command: str) -> str:
 
 
 def host(prefix: str, number: int) -> str:
-    """The namespace of a host, counted from 1."""
+    """Return the namespace of a host, counted from 1."""
     return f"{prefix}-h{number}"
 
 
 def switch(prefix: str) -> str:
-    """The namespace with the bridge."""
+    """Return the namespace with the bridge."""
     return f"{prefix}-switch"
 
 
 def address(number: int) -> str:
-    """Of a host."""
     return f"{SUBNET}.{number}"
 
 
 def make(prefix: str, hosts: int) -> None:
-    """Make the switch and the hosts; who calls it removes what there is after an error, too."""
+    """Make the switch and the hosts; the caller removes what there is after an error, too."""
     _make_namespace(switch(prefix))
     run("ip", "-n", switch(prefix), "link", "add", "bridge", "type", "bridge")
     run("ip", "-n", switch(prefix), "link", "set", "bridge", "up")
@@ -150,7 +144,7 @@ def limit(prefix: str, hosts: int, rate: str) -> None:
 
 
 def traffic(prefix: str, hosts: int) -> list[Traffic]:
-    """What has passed the devices of the hosts so far, as the ports of the switch have seen it."""
+    """Return what has passed the devices of the hosts so far, as the ports of the switch have seen it."""
     links = json.loads(run("ip", "-n", switch(prefix), "-s", "-j", "link"))
     found = {link["ifname"]: link["stats64"] for link in links}
     ports = [found[f"port{number}"] for number in range(1, hosts + 1)]
@@ -158,7 +152,7 @@ def traffic(prefix: str, hosts: int) -> list[Traffic]:
 
 
 def command_on(prefix: str, number: int, command: Sequence[str]) -> list[str]:
-    """What runs a command on a host; its process is that of the command, as each part becomes the next."""
+    """Return what runs a command on a host; its process is that of the command, as each part becomes the next."""
     inside = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', f"h{number}", *command]
     return ["ip", "netns", "exec", host(prefix, number), *inside]
 
@@ -177,14 +171,14 @@ def remove(prefix: str) -> None:
 
 
 def remove_leftovers() -> None:
-    """Remove the clusters of processes that are no more."""
+    """Remove the clusters of processes that are gone."""
     for prefix, pid, started in {found.group(1, 2, 3) for found in _namespaces()}:
         if _started(int(pid)) != int(started):
             remove(prefix)
 
 
 def _namespaces() -> Iterator[re.Match[str]]:
-    """All namespaces of any cluster; the files alone tell it where a namespace was made by half."""
+    """Yield all namespaces of any cluster; the files alone tell it where a namespace was made by half."""
     for folder in (Path("/run/netns"), _ETC):
         for path in sorted(folder.glob(f"{_OURS}-*")):
             if match := _NAMES.fullmatch(path.name):
@@ -192,7 +186,7 @@ def _namespaces() -> Iterator[re.Match[str]]:
 
 
 def _end(names: Sequence[str]) -> None:
-    """End what runs in namespaces: kindly, then not."""
+    """End what runs in namespaces: by SIGTERM, then by SIGKILL."""
     deadline = time.monotonic() + _GRACE
     for kind in (signal.SIGTERM, signal.SIGKILL):
         for pid in _running(names):

@@ -40,6 +40,6 @@ def bits_per_second(rate: str) -> int | None:
 
 
 def bucket(bits: int) -> list[str]:
-    """The options of ``tc ... tbf`` for a rate: a bucket of one tick, and a queue of 50 ms."""
+    """Return the options of ``tc ... tbf`` for a rate: a bucket of one tick, and a queue of 50 ms."""
     burst = max(bits // 8 // _TICK, _PACKET)
     return ["rate", f"{bits}bit", "burst", str(burst), "limit", str(burst + bits // 8 // 20 + 200_000)]

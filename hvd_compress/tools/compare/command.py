@@ -90,14 +90,14 @@ def compare(
 
 
 def _try_task(request: Request) -> None:
-    """Find out about mistakes before anything is started; a task of the user may need what only ranks have."""
+    """Find mistakes before anything is started; a task of the user may need what only ranks have."""
     make = find(request.task, request.framework)
     if request.task in TASKS:
         make(Setting(size=request.where.size, data=request.data, options=request.options))
 
 
 def _run(request: Request, folder: Path) -> int:
-    """Compare, and show what was found; the exit code."""
+    """Compare, and show the result; return the exit code."""
     remove_jobs_on_sigterm()
     console, store = Console(), Store(folder, request.conditions)
 
@@ -134,7 +134,7 @@ def _interrupted(folder: Path) -> NoReturn:
 
 
 def read_methods(text: str) -> list[str]:
-    """Read specs; what Horovod has by itself is added where it is not among them.
+    """Read specs; Horovod's own methods are added where they are not among them.
 
     Raises:
         SpecError: If one is not a spec, or is there twice.

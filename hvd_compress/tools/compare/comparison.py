@@ -28,20 +28,19 @@ _GRACE = 1800.0
 
 
 class Watch(Protocol):
-    """Who is told how it goes on."""
+    """An observer of the trainings."""
 
-    def begins(self, job: Job, note: str) -> None:
-        """A training begins."""
+    def begins(self, job: Job, note: str) -> None: ...
 
     def moves(self, job: Job, goal: Goal | None, point: Point | None) -> None:
-        """It goes on; what it is about, and the last that is known of it, as soon as that is known."""
+        """Report the goal and the last point, as soon as they are known."""
 
     def ends(self, job: Job, outcome: Outcome | None, failure: str, fresh: bool) -> None:
-        """It has ended; ``fresh`` tells whether it was done now, and not found in the folder."""
+        """Report the end; ``fresh`` tells whether the training was done now, and not found in the folder."""
 
 
 class Course:
-    """Does what is missing."""
+    """The trainings of a comparison, in their order."""
 
     def __init__(self, request: Request, store: Store, watch: Watch) -> None:
         self._request, self._store, self._watch = request, store, watch
@@ -70,7 +69,7 @@ class Course:
         return self.known()
 
     def _jobs(self) -> Iterator[Job]:
-        """The trainings: first all learning rates with the first seed, then the best one with the others."""
+        """Yield the trainings: first all learning rates with the first seed, then the best one with the others."""
         request = self._request
         for spec in request.methods:
             for lr in request.lrs:
@@ -81,13 +80,13 @@ class Course:
                     yield request.job(spec, seed, best.lr)
 
     def _best(self, spec: str) -> Outcome | None:
-        """Of the learning rates: that which reaches the target first, or else has the best metric at the end."""
+        """Return the learning rate that reaches the target first, or else has the best metric at the end."""
         tried = [self._store.outcome(self._request.job(spec, 0, lr)) for lr in self._request.lrs]
         known = [one for one in tried if one is not None]
         return best_of(known, self._request.target) if known else None
 
     def _done(self, job: Job) -> bool:
-        """Do a training, unless it has been done; whether there is something new."""
+        """Do a training, unless it has been done; return whether there is something new."""
         self._watch.begins(job, "training")
         outcome = self._store.outcome(job)
         if outcome is not None:
@@ -124,7 +123,7 @@ class Course:
         self._watch.ends(job, None, "", fresh=True)
 
     def _execute(self, job: Job, where: Where) -> dict[str, Any]:
-        """Run a job; what its log says in the end, by kind.
+        """Run a job, and return the last entry of each kind in its log.
 
         Raises:
             ClusterError: If it fails, or ends without a result.
@@ -149,7 +148,7 @@ class Course:
         return known
 
     def known(self) -> Comparison | None:
-        """What is known so far; None if no training has ended."""
+        """Return what is known so far; None if no training has ended."""
         request = self._request
         best = {spec: one.lr for spec in request.methods if (one := self._best(spec))}
         outcomes = [
@@ -186,7 +185,7 @@ class Course:
 
 
 def best_of(outcomes: list[Outcome], target: float | None) -> Outcome:
-    """Which reaches the target first; where none does, which has the best metric at its end."""
+    """Return which reaches the target first; where none does, which has the best metric at its end."""
     goal = outcomes[0].goal
     target = goal.target if target is None else target
     found = [None if target is None else reach(one, target) for one in outcomes]
@@ -199,7 +198,7 @@ def best_of(outcomes: list[Outcome], target: float | None) -> Outcome:
 
 
 def _target(asked: float | None, outcomes: list[Outcome]) -> float:
-    """The target that was given, else the task's own, else the worst final metric of the better of none and fp16."""
+    """Return the target that was asked for, else the task's, else the worst end of the better of none and fp16."""
     if asked is not None:
         return asked
     goal = outcomes[0].goal
@@ -211,7 +210,7 @@ def _target(asked: float | None, outcomes: list[Outcome]) -> float:
 
 
 def _read(log: str) -> dict[str, Any]:
-    """The last line of each kind."""
+    """Return the last line of each kind."""
     known: dict[str, Any] = {}
     for line in log.split("\n")[:-1]:
         known |= json.loads(line)

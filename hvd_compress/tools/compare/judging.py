@@ -16,8 +16,6 @@ from hvd_compress.tools.units import counted, metric
 
 
 class Verdict(str, Enum):
-    """What becomes of a method."""
-
     PAYS = "pays"
     MAY_PAY = "may pay"
     DOES_NOT_PAY = "does not pay"
@@ -29,53 +27,30 @@ class Verdict(str, Enum):
 
 
 class Judgement(NamedTuple):
-    """A method's. What is of no run is None.
-
-    Attributes:
-        spec: Of the method.
-        seeds: With how many it was to be trained.
-        lr: The learning rate that was asked for.
-        verdict: Whether it pays.
-        runs: How many trainings came to an end, diverged ones included.
-        reached: How many reached the target.
-        seconds: Until then.
-        steps: Until then.
-        ratio: The seconds of the baseline over the method's, seed by seed.
-        pairs: The seeds of which `ratio` is: those with which both reached the target.
-        final: The metric at the end of the run, of those that did not diverge.
-        trained: The steps of a run.
-        cut: How many runs the budget ended before they had all their steps.
-        step: The median seconds of a step.
-        split: Where the time of a step went.
-        payload: Bytes for each step that the rank with most handed to Horovod.
-        device: Bytes for each step at the device of the busiest host; None if unknown.
-        memory: Peak bytes, the largest of all seeds.
-        vnmse: The error of its sums; None if it was not measured.
-        worse: How much worse than the baseline it ends, as part of a sentence about the method; empty if it does not.
-        warnings: What else a reader must not miss, as such parts.
-    """
+    """The judgement of a method. Fields that no run tells are None."""
 
     spec: str
-    seeds: int
+    seeds: int  # Seeds asked for
     lr: float | None = None
     verdict: Verdict = Verdict.FAILED
-    runs: int = 0
-    reached: int = 0
-    seconds: Spread | None = None
-    steps: Spread | None = None
-    ratio: Spread | None = None
-    pairs: int = 0
-    final: Spread | None = None
-    trained: Spread | None = None
-    cut: int = 0
-    step: float | None = None
+    runs: int = 0  # Trainings that came to an end, diverged ones included
+    reached: int = 0  # Trainings that reached the target
+    seconds: Spread | None = None  # Time to the target
+    steps: Spread | None = None  # Steps to the target
+    ratio: Spread | None = None  # The seconds of the baseline over the method's, seed by seed
+    pairs: int = 0  # The seeds of which `ratio` is: those with which both reached the target
+    final: Spread | None = None  # The metric at the end of the runs that did not diverge
+    trained: Spread | None = None  # Steps of a run
+    cut: int = 0  # Runs that the budget ended before they had all their steps
+    step: float | None = None  # The median seconds of a step
     split: Split | None = None
-    payload: float | None = None
-    device: float | None = None
-    memory: int | None = None
-    vnmse: float | None = None
+    payload: float | None = None  # Payload bytes per step, of the rank with most
+    device: float | None = None  # Bytes per step at the device of the busiest host; None if unknown
+    memory: int | None = None  # Peak bytes, the largest of all seeds
+    vnmse: float | None = None  # The error of its sums; None if it was not measured
+    # How much worse than the baseline it ends, as part of a sentence about the method; empty if it does not
     worse: str = ""
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # Other parts of sentences that a reader must not miss
 
 
 Reached = Mapping[int, Reach | None]
@@ -83,7 +58,7 @@ Reached = Mapping[int, Reach | None]
 
 
 def baseline(comparison: Comparison) -> str:
-    """Return the better of what Horovod has by itself, against which all methods are judged.
+    """Return the better of Horovod's own methods, against which all methods are judged.
 
     It is the one that reaches the target with more seeds, or else sooner in the median, or else ends with the better
     metric.
@@ -115,7 +90,7 @@ _RANKS = (
 
 
 def _place(one: Judgement, sign: float) -> tuple[float, ...]:
-    """Who reached the target with all seeds, by how soon; then the others, by what they came to."""
+    """Sort by the target reached with all seeds and how soon; then by the final metric."""
     rank = next(number for number, verdicts in enumerate(_RANKS) if one.verdict in verdicts)
     sooner = 1.0 if one.verdict is Verdict.BASELINE else one.ratio.median if one.ratio else 0.0
     took = one.seconds.median if one.seconds else 0.0
@@ -160,7 +135,7 @@ def _judgement(comparison: Comparison, spec: str, baseline: str) -> Judgement:
 
 
 def _ratio(base: Reach | None, own: Reach | None) -> float:
-    """How many times as soon as the baseline; 0 if never, inf if the baseline never."""
+    """Return how many times sooner than the baseline; 0 if never, inf if the baseline never."""
     if own is None:
         return 0.0
     if base is None:
@@ -197,7 +172,7 @@ def _warnings(seeds: int, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
 
 
 def _worse(outcomes: Sequence[Outcome], base: Sequence[Outcome]) -> str:
-    """Whether the metric at the end is worse than the baseline's: with every seed, or by more than chance explains."""
+    """Tell whether the final metric is worse than the baseline's: with every seed, or by more than seeds differ."""
     theirs, ours = ({one.seed: final(one) for one in ones if math.isfinite(final(one))} for ones in (base, outcomes))
     usual, found = spread(theirs.values()), spread(ours.values())
     if usual is None or found is None:
@@ -215,7 +190,7 @@ def _worse(outcomes: Sequence[Outcome], base: Sequence[Outcome]) -> str:
 
 
 def _told_worse(what: str, outcomes: Sequence[Outcome], found: Spread, base: Sequence[Outcome], usual: Spread) -> str:
-    """With the steps where those differ: a run that the budget ended had less time to learn, not less accuracy."""
+    """Add the steps where those differ: a run that the budget ended had less time to learn, not less accuracy."""
     ends = f"{'is ended by the budget' if any(map(cut, outcomes)) else 'ends'} with {what}: {with_span(found, metric)}"
     ours, theirs = (median(one.steps for one in ones) for ones in (outcomes, base))
     other = f"{base[0].spec} {with_span(usual, metric)}"

@@ -40,7 +40,6 @@ class KerasTrainer(KerasRank):
             )
 
     def build(self, make: Callable[[Setting], Training], setting: Setting) -> Training:
-        """Make the model from the same seed on all ranks; what comes then, as dropout, differs between them."""
         tf.keras.utils.set_random_seed(setting.seed)
         self._training = make(setting)
         self._before = self._training.model.get_weights()
@@ -50,7 +49,6 @@ class KerasTrainer(KerasRank):
         return self._training
 
     def step_alone(self, batch: Any) -> None:
-        """Make a step in which nothing is exchanged."""
         self._sample = batch
         self._alone(batch)
 
@@ -70,11 +68,11 @@ class KerasTrainer(KerasRank):
         self._step.get_concrete_function(self._sample)
 
     def _distributed(self, tape: Tape) -> Tape:
-        """Sparse gradients, as of embeddings, become dense: otherwise they are gathered and not compressed."""
+        """Make sparse gradients dense, as those of embeddings: otherwise they are gathered and not compressed."""
         return hvd.DistributedGradientTape(tape, compression=self.compression, sparse_as_dense=True)
 
     def _stepping(self, optimizer: Any, distributed: Callable[[Tape], Tape]) -> Any:
-        """A step as a graph; it gives the loss."""
+        """Return a step as a graph, which gives the loss."""
         training = self._training
         variables = training.model.trainable_variables
         optimizer.build(variables)
@@ -92,11 +90,9 @@ class KerasTrainer(KerasRank):
         return step
 
     def step(self, batch: Any) -> float:
-        """Make a step."""
         return float(self._step(batch))
 
     def evaluate(self) -> float:
-        """What the task says."""
         return float(self._training.evaluate(self._training.model))
 
     def weights(self) -> Iterator[npt.NDArray[Any]]:
@@ -104,7 +100,7 @@ class KerasTrainer(KerasRank):
 
 
 def _plain(variable: Any) -> Any:
-    """TensorFlow's variable behind one of Keras 3, which is not one itself."""
+    """Return TensorFlow's variable behind one of Keras 3, which is not one itself."""
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 

@@ -11,13 +11,7 @@ from hvd_compress.tools.compare.job import Outcome, Point
 
 
 class Spread(NamedTuple):
-    """A figure over seeds.
-
-    Attributes:
-        median: The one in the middle.
-        low: The least.
-        high: The largest.
-    """
+    """A figure's median and range over seeds."""
 
     median: float
     low: float
@@ -25,25 +19,20 @@ class Spread(NamedTuple):
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """Of finite values; None if there are none."""
+    """Aggregate the finite values; None if there are none."""
     finite = [value for value in values if math.isfinite(value)]
     return Spread(median(finite), min(finite), max(finite)) if finite else None
 
 
 class Reach(NamedTuple):
-    """When a training was good enough.
+    """When a training reached the target."""
 
-    Attributes:
-        seconds: Of training.
-        steps: As many, and a fraction.
-    """
-
-    seconds: float
-    steps: float
+    seconds: float  # Training time
+    steps: float  # Steps, with a fraction
 
 
 def reach(outcome: Outcome, target: float) -> Reach | None:
-    """When the metric first was as good as the target; None if it never was.
+    """Return when the metric first reached the target; None if it never did.
 
     Between the evaluation that shows it and the one before, the metric is taken to be linear. Where the one before is
     not finite, the moment is that of the evaluation itself.
@@ -67,34 +56,24 @@ def _between(before: Point | None, after: Point, target: float) -> Reach:
 
 
 def final(outcome: Outcome) -> float:
-    """The metric at the end of its run; NaN if it diverged."""
+    """Return the metric at the end of a run; NaN if it diverged."""
     return outcome.curve[-1].metric if outcome.curve and not outcome.diverged else math.nan
 
 
 def cut(outcome: Outcome) -> bool:
-    """Whether the budget ended it before it had all its steps."""
+    """Return whether the budget ended a run before it had all its steps."""
     return outcome.steps < outcome.goal.steps and not outcome.diverged
 
 
 class Split(NamedTuple):
-    """Where the time of a step goes, in seconds.
+    """The parts of a step, in seconds."""
 
-    Attributes:
-        compute: All but the rest.
-        encode: In compress; 0 if it was not measured.
-        wait: For the network, beyond what computing hides.
-        decode: In decompress, without waiting; 0 if it was not measured.
-        derived: Whether `wait` is what a step takes beyond computing alone, for want of a measurement. All that was
-            not measured is in it, then.
-        unmeasured: The names of the parts that were not measured.
-    """
-
-    compute: float
-    encode: float
-    wait: float
-    decode: float
-    derived: bool = False
-    unmeasured: tuple[str, ...] = ()
+    compute: float  # The rest
+    encode: float  # In compress; 0 if it was not measured
+    wait: float  # Waiting for the network, beyond what computing hides
+    decode: float  # In decompress, without waiting; 0 if it was not measured
+    derived: bool = False  # Whether `wait` is what a step takes beyond computing alone, with all that was not measured
+    unmeasured: tuple[str, ...] = ()  # The names of the parts that were not measured
 
 
 PARTS = ("compute", "encode", "wait", "decode")
@@ -102,7 +81,6 @@ PARTS = ("compute", "encode", "wait", "decode")
 
 
 def split(outcome: Outcome) -> Split:
-    """Take a step apart."""
     encode, decode = outcome.encode or 0.0, outcome.decode or 0.0
     wait = outcome.wait
     if wait is None:
@@ -113,7 +91,7 @@ def split(outcome: Outcome) -> Split:
 
 
 def median_split(outcomes: Sequence[Outcome]) -> Split:
-    """Each part's median over the seeds."""
+    """Return each part's median over the seeds."""
     splits = [split(one) for one in outcomes]
     compute, encode, wait, decode = (median(getattr(one, name) for one in splits) for name in PARTS)
     unmeasured = tuple(name for name in PARTS if any(name in one.unmeasured for one in splits))

@@ -45,19 +45,16 @@ class Bars:
         self._progress.stop()
 
     def begins(self, job: Job, note: str) -> None:
-        """A training begins."""
         self._progress.start_task(self._tasks[job.spec])
         self._say(job, f"{note} ...")
 
     def moves(self, job: Job, goal: Goal | None, point: Point | None) -> None:
-        """It goes on."""
         if goal and point and not job.measured:
             share = point.step / max(goal.steps, 1)
             self._progress.update(self._tasks[job.spec], completed=self._ended[job.spec] + share)
             self._say(job, f"step {point.step} of {goal.steps}, {goal.metric} {point.metric:.4g}")
 
     def ends(self, job: Job, outcome: Outcome | None, failure: str, fresh: bool) -> None:
-        """It has ended."""
         if not job.measured:
             self._ended[job.spec] += 1
             self._progress.update(self._tasks[job.spec], completed=self._ended[job.spec])
@@ -75,7 +72,6 @@ class Bars:
 
 
 def summary(outcome: Outcome) -> str:
-    """A training in a few words."""
     end = outcome.curve[-1]
     if outcome.diverged:
         return f"diverged after {outcome.steps} steps"

@@ -11,35 +11,20 @@ from hvd_compress.tools.compare.job import Job
 
 
 class Request(NamedTuple):
-    """A comparison that is asked for.
+    """The settings of a comparison."""
 
-    Attributes:
-        task: Its name, or ``module:function``.
-        framework: What trains.
-        methods: Specs; `HOROVODS` are among them.
-        where: What the ranks run on.
-        seeds: How many trainings of each method.
-        target: What is good enough; None for the task's own.
-        budget: Seconds of each training.
-        lrs: Learning rates to try; ``[None]`` for the task's own.
-        epochs: None for the task's own.
-        merge: How gradients are merged.
-        data: See `hvd_compress.tools.compare.training.Setting`.
-        options: See there.
-    """
-
-    task: str
+    task: str  # A name, or ``module:function``
     framework: Framework
-    methods: list[str]
-    where: Where
-    seeds: int
-    target: float | None
-    budget: float
-    lrs: list[float | None]
-    epochs: int | None
-    merge: Merge
-    data: str
-    options: dict[str, str]
+    methods: list[str]  # Specs; `HOROVODS` are among them
+    where: Where  # The hosts and ranks
+    seeds: int  # Trainings of each method
+    target: float | None  # None for the task's own
+    budget: float  # Seconds of each training
+    lrs: list[float | None]  # Learning rates to try; ``[None]`` for the task's own
+    epochs: int | None  # None for the task's own
+    merge: Merge  # The merge policy
+    data: str  # See `Setting`
+    options: dict[str, str]  # See `Setting`
 
     @property
     def conditions(self) -> dict[str, Any]:
@@ -48,11 +33,10 @@ class Request(NamedTuple):
         return {name: getattr(self, name) for name in names} | {"where": self.where._asdict()}
 
     def job(self, spec: str, seed: int, lr: float | None) -> Job:
-        """One training."""
         return Job(self.task, spec, seed, lr, self.merge, self.epochs, self.budget, self.data, self.options)
 
     def command(self, output: str) -> str:
-        """How to ask for this."""
+        """Return the command that asks for this."""
         where = self.where
         words: list[object] = ["hvd-compress", "compare", "--task", self.task, "--methods", ",".join(self.methods)]
         if where.hosts:

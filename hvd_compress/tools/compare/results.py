@@ -16,14 +16,7 @@ HOROVODS = ("none", "fp16")
 
 
 class Failure(NamedTuple):
-    """A training that could not be done.
-
-    Attributes:
-        spec: Of the method.
-        seed: Of the weights and the data.
-        lr: The learning rate that was asked for.
-        message: What went wrong.
-    """
+    """A training that failed."""
 
     spec: str
     seed: int
@@ -32,53 +25,34 @@ class Failure(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """All that is known.
-
-    Attributes:
-        task: What was trained.
-        framework: ``"torch"`` or ``"keras"``.
-        where: What the ranks ran on, in words.
-        size: How many ranks.
-        command: How to do it again.
-        machine: On which it was done.
-        begun: When, as ISO 8601.
-        conditions: All other settings by name, as budget, epochs, merge.
-        methods: The specs, in the order in which they were named; `HOROVODS` are among them.
-        seeds: How many.
-        target: The metric that is good enough.
-        outcomes: Of each method with its best learning rate, and of each seed; those that failed are missing.
-        tried: The other learning rates, with the first seed.
-        vnmse: The error of the compressed sums by spec, where it was measured.
-        failures: What could not be done.
-    """
+    """The results of a comparison."""
 
     task: str
     framework: str
-    where: str
+    where: str  # The hosts and ranks, in words
     size: int
-    command: str
+    command: str  # The command that does it again
     machine: Machine
-    begun: str
-    conditions: dict[str, Any]
-    methods: list[str]
+    begun: str  # The time, as ISO 8601
+    conditions: dict[str, Any]  # All other settings by name, as budget, epochs, merge
+    methods: list[str]  # The specs, in the order in which they were named; `HOROVODS` are among them
     seeds: int
-    target: float
-    outcomes: list[Outcome]
-    tried: list[Outcome]
-    vnmse: dict[str, float]
-    failures: list[Failure]
+    target: float  # The metric that is good enough
+    outcomes: list[Outcome]  # With the best learning rate of each method, for each seed; those that failed are missing
+    tried: list[Outcome]  # With the other learning rates, and the first seed
+    vnmse: dict[str, float]  # The error of the compressed sums by spec, where it was measured
+    failures: list[Failure]  # What could not be done
 
     @property
     def goal(self) -> Goal:
-        """What the task says of itself."""
         return self.outcomes[0].goal
 
     def of(self, spec: str) -> list[Outcome]:
-        """The outcomes of a method, by seed."""
+        """Return the outcomes of a method, by seed."""
         return sorted((one for one in self.outcomes if one.spec == spec), key=lambda one: one.seed)
 
     def write(self, path: Path) -> None:
-        """As JSON, in which what is not finite is null."""
+        """Write JSON, in which what is not finite is null."""
         facts = self._asdict() | {
             "machine": self.machine._asdict(),
             "outcomes": [outcome_facts(one) for one in self.outcomes],
@@ -89,7 +63,6 @@ class Comparison(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> Comparison:
-        """What `write` has written."""
         found = json.loads(path.read_text())
         return cls(
             **found
@@ -103,13 +76,11 @@ class Comparison(NamedTuple):
 
 
 def outcome_facts(outcome: Outcome) -> dict[str, Any]:
-    """For JSON."""
     curve = [[p.step, p.seconds, p.metric if math.isfinite(p.metric) else None] for p in outcome.curve]
     return outcome._asdict() | {"goal": outcome.goal._asdict(), "curve": curve}
 
 
 def outcome_of(facts: dict[str, Any]) -> Outcome:
-    """From JSON."""
     curve: Sequence[Any] = facts["curve"]
     points = [Point(step, seconds, math.nan if metric is None else metric) for step, seconds, metric in curve]
     return Outcome(**facts | {"goal": Goal(**facts["goal"]), "curve": points})

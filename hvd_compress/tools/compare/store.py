@@ -56,7 +56,7 @@ class Store:
             raise
 
     def close(self) -> None:
-        """Let others work in the folder."""
+        """Unlock the folder."""
         self._lock.close()
 
     def _read(self, path: Path) -> None:
@@ -73,30 +73,26 @@ class Store:
             ) from None
 
     def outcome(self, job: Job) -> Outcome | None:
-        """What a job has come to, if it has been done."""
         return self._outcomes.get((job.spec, job.seed, job.lr))
 
     def vnmse(self, spec: str) -> float | None:
-        """The error of a method, if it has been measured."""
         return self._vnmse.get(spec)
 
     def measured(self, spec: str) -> bool:
-        """Whether the error of a method has been asked for."""
+        """Return whether the error of a method has been asked for."""
         return spec in self._vnmse
 
     def keep(self, outcome: Outcome) -> None:
-        """Keep the outcome of a training."""
         self._outcomes[outcome.spec, outcome.seed, outcome.lr] = outcome
         lr = "" if outcome.lr is None else f" lr={outcome.lr:g}"
         self._write(f"{outcome.spec}{lr} seed={outcome.seed}", outcome_facts(outcome))
 
     def keep_vnmse(self, spec: str, vnmse: float | None) -> None:
-        """Keep the error of a method."""
         self._vnmse[spec] = vnmse
         self._write(f"{spec} vnmse", {"spec": spec, "vnmse": vnmse})
 
     def log(self) -> Path:
-        """A new file for what a training tells while it runs."""
+        """Make a new file for what a training tells while it runs."""
         path = self._runs / "log.part"
         path.write_text("")
         return path

@@ -20,10 +20,7 @@ from hvd_compress.torch import Compression
 
 
 class TorchTrainer(TorchRank):
-    """Training in PyTorch."""
-
     def build(self, make: Callable[[Setting], Training], setting: Setting) -> Training:
-        """Make the model from the same seed on all ranks; what comes then, as dropout, differs between them."""
         torch.manual_seed(setting.seed)
         self._training = make(setting)
         self._plain = self._training.optimizer
@@ -32,14 +29,12 @@ class TorchTrainer(TorchRank):
         return self._training
 
     def step_alone(self, batch: Any) -> None:
-        """Make a step in which nothing is exchanged."""
         self._plain.zero_grad()
         self._training.loss(self._training.model, batch).backward()
         self._clip()
         self._plain.step()
 
     def distribute(self, spec: str, job: Job) -> None:
-        """Begin anew, with the same weights on all ranks and gradients that are compressed."""
         model = self._training.model
         model.load_state_dict(self._before[0])
         self._plain.load_state_dict(self._before[1])
@@ -52,7 +47,6 @@ class TorchTrainer(TorchRank):
             )
 
     def step(self, batch: Any) -> float:
-        """Make a step."""
         self._optimizer.zero_grad()
         loss = self._training.loss(self._training.model, batch)
         loss.backward()
@@ -67,7 +61,6 @@ class TorchTrainer(TorchRank):
             torch.nn.utils.clip_grad_norm_(self._training.model.parameters(), self._training.clip)
 
     def evaluate(self) -> float:
-        """What the task says."""
         model = self._training.model
         model.eval()
         with torch.no_grad():

@@ -12,7 +12,7 @@ def _same(value: float) -> float:
 
 
 class Setting(NamedTuple):
-    """What a task is told.
+    """The arguments of a task.
 
     Attributes:
         seed: For the initial weights and the order of the data; the same on all ranks.

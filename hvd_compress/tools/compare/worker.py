@@ -29,7 +29,7 @@ WARM, ALONE = 3, 9
 
 
 class Trainer(Protocol):
-    """What a framework adds.
+    """A framework.
 
     Attributes:
         rank: Of this process.
@@ -44,29 +44,29 @@ class Trainer(Protocol):
     compression: Any
 
     def build(self, make: Callable[[Setting], Training], setting: Setting) -> Training:
-        """Make the model, seeding the framework's own random generators."""
+        """Make the model from the same seed on all ranks; later random numbers, as of dropout, differ between them."""
 
     def step_alone(self, batch: Any) -> None:
         """Make a step in which nothing is exchanged."""
 
     def distribute(self, spec: str, job: Job) -> None:
-        """Undo the steps made alone, give all ranks the same weights, and let the gradients be compressed from now."""
+        """Undo the steps made alone, give all ranks the same weights, and compress gradients from now on."""
 
     def step(self, batch: Any) -> float:
-        """Make a step; the loss of this rank."""
+        """Make a step, and return the loss of this rank."""
 
     def evaluate(self) -> float:
-        """What ``Training.evaluate`` says on this rank."""
+        """Return what ``Training.evaluate`` says on this rank."""
 
     def gather(self, values: list[float]) -> list[list[float]]:
-        """The values of all ranks; everybody waits for the last."""
+        """Return the values of all ranks; all wait for the last."""
 
     def weights(self) -> Iterator[npt.NDArray[Any]]:
         """Return the parameters that are trained."""
 
 
 class Clock:
-    """Time and traffic of training alone."""
+    """The time and traffic of training alone."""
 
     def __init__(self, own_device: bool) -> None:
         self._own_device = own_device
@@ -75,7 +75,6 @@ class Clock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count what happens meanwhile."""
         sent, received, begin = *self._bytes(), time.perf_counter()
         yield
         self.seconds += time.perf_counter() - begin
@@ -94,7 +93,6 @@ class Log:
         self._path = Path(job.log) if trainer.rank == 0 else None
 
     def add(self, kind: str, facts: Any) -> None:
-        """Add a line."""
         if self._path:
             with self._path.open("a") as file:
                 file.write(json.dumps({kind: facts}) + "\n")
@@ -126,7 +124,7 @@ class Run:
         forget_peak()
 
     def _alone(self) -> float:
-        """The median of steps in which all ranks compute and nobody communicates."""
+        """Return the median of steps in which all ranks compute and nobody communicates."""
         laps = []
         for batch in islice(self._batches(), WARM + ALONE):
             self._trainer.gather([0.0])  # so that the others compute at the same time
@@ -156,7 +154,7 @@ class Run:
             yield from self._training.batches(epoch)
 
     def measure(self) -> None:
-        """Make some steps to see how large the error of the compressed sums is."""
+        """Make some steps to measure the error of the compressed sums."""
         for batch in islice(self._batches(), self._job.measured):
             self._trainer.step(batch)
         self._log.add("vnmse", self._trainer.compression.stats().vnmse)
@@ -172,7 +170,7 @@ class Run:
         self._log.add("outcome", outcome_facts(self._outcome(step, diverged=self._diverged())))
 
     def _some_steps(self, batches: Iterator[Any]) -> int:
-        """Make the steps until the next evaluation; how many there were."""
+        """Make the steps until the next evaluation, and return how many there were."""
         made = 0
         with self._clock.running():
             while made < self._training.every and (batch := next(batches, None)) is not None:
@@ -182,7 +180,7 @@ class Run:
         return made
 
     def _look(self, step: int) -> bool:
-        """Evaluate; whether to go on, on which all ranks agree."""
+        """Evaluate; return whether to go on, on which all ranks agree."""
         found = self._trainer.gather([self._trainer.evaluate(), self._clock.seconds, self._loss])
         mean = sum(metric for metric, _, _ in found) / len(found)
         seconds, finite = found[0][1], all(math.isfinite(value) for rank in found for value in rank)
@@ -244,7 +242,7 @@ def _finished(training: Training, mean: float) -> float:
 
 
 def measuring(spec: str) -> str:
-    """The same method with ``measure=on``."""
+    """Return the same method with ``measure=on``."""
     return f"{spec}{',' if ':' in spec else ':'}measure=on"
 
 

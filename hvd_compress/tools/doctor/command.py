@@ -42,13 +42,12 @@ def doctor(
 
 
 def working(facts: Facts, done: list[Trial], run: bool) -> list[str]:
-    """The frameworks with which compression works, if that was tried, or else can work."""
+    """Return the frameworks with which compression works, if that was tried, or else can work."""
     proven = {trial.framework for trial in done if trial.works}
     return [name for name in usable(facts) if name in proven or not run]
 
 
 def verdict(works: list[str], run: bool) -> str:
-    """The last line."""
     titles = " and ".join(FRAMEWORKS[name] for name in works)
     if not works:
         return "[bold red]Compression cannot work here yet.[/]"
@@ -58,7 +57,6 @@ def verdict(works: list[str], run: bool) -> str:
 
 
 def report(facts: Facts, found: list[Finding], done: list[Trial], works: list[str]) -> dict[str, Any]:
-    """All of it as data."""
     return {
         "works": works,
         "findings": [f._asdict() | {"cure": f.cure._asdict() if f.cure else None} for f in found],
@@ -68,7 +66,7 @@ def report(facts: Facts, found: list[Finding], done: list[Trial], works: list[st
 
 
 def show(console: Console, found: list[Finding]) -> None:
-    """Print a table, and below it what to do."""
+    """Print the findings, and below them what to do."""
     drawn = plain(gap=2)
     drawn.add_column("", no_wrap=True)
     drawn.add_column("What", style="bold", no_wrap=True)
@@ -85,7 +83,7 @@ def show(console: Console, found: list[Finding]) -> None:
 
 
 def remedies(found: list[Finding]) -> dict[Cure, list[Finding]]:
-    """What to do, faults first, and for what: one cure may help against several."""
+    """Return what to do, faults first, and for which findings: one cure may help against several."""
     cures: dict[Cure, list[Finding]] = {}
     for finding in sorted(found, key=lambda finding: finding.status != "fault"):
         if finding.cure:

@@ -19,19 +19,14 @@ _PIP = "pip install --no-cache-dir --no-build-isolation"
 
 
 class Cure(NamedTuple):
-    """What to do.
-
-    Attributes:
-        text: In words.
-        command: For the shell; empty if there is none.
-    """
+    """A cure."""
 
     text: str
-    command: str = ""
+    command: str = ""  # A command for the shell; empty if there is none
 
 
 def number(version: str | None) -> tuple[int, ...]:
-    """``(2, 13)`` of ``"2.13.0+cpu"``."""
+    """Return ``(2, 13)`` of ``"2.13.0+cpu"``."""
     return tuple(int(part) for part in re.findall(r"\d+", version or "")[:2])
 
 
@@ -58,7 +53,7 @@ def _build_options(facts: Facts) -> list[str]:
 
 
 def _changes(facts: Facts) -> list[str]:
-    """What Horovod's sources need: the headers of newer frameworks are C++17, and its XLA part is of the past."""
+    """Return the changes that Horovod's sources need: newer frameworks' headers are C++17, its XLA part is outdated."""
     versions = {framework.name: number(framework.version) for framework in facts.frameworks}
     changes = []
     if versions["torch"] >= (2, 1):
@@ -72,7 +67,7 @@ def _changes(facts: Facts) -> list[str]:
 
 
 def of_error(facts: Facts, framework: Framework) -> Cure:
-    """What helps against an error at an import."""
+    """Return the cure for an error at an import."""
     error = framework.error.lower()
     if framework.name == "tensorflow" and numpy_too_new(facts, framework):
         return Cure("this TensorFlow needs numpy below 2", "pip install 'numpy<2'")
@@ -93,5 +88,5 @@ def of_error(facts: Facts, framework: Framework) -> Cure:
 
 
 def numpy_too_new(facts: Facts, framework: Framework) -> bool:
-    """Whether this TensorFlow is of the time before numpy 2."""
+    """Return whether this TensorFlow was built before numpy 2."""
     return number(facts.numpy) >= (2,) and (0,) < number(framework.version or framework.against) < (2, 18)

@@ -27,68 +27,41 @@ _PATIENCE = 180
 
 
 class Framework(NamedTuple):
-    """A framework, and Horovod's side of it.
+    """A framework, and Horovod's side of it."""
 
-    Attributes:
-        name: As it is imported.
-        version: None if it is not installed, "" if it could not be asked.
-        against: The version that Horovod was built against; None if it was built without.
-        stage: How far looking at it went: ``"framework"``, ``"horovod"``, ``"adapter"`` or ``"done"``.
-        error: Why no farther.
-        keras: Keras' version, of TensorFlow.
-        built: What Horovod was built with: ``"gloo"``, ``"mpi"``, ``"nccl"``, ``"cuda"``, ``"rocm"``.
-        gpus: How many the framework sees.
-        unknown: What the adapter looks for in Horovod's frames and does not find.
-    """
-
-    name: str
-    version: str | None = None
-    against: str | None = None
-    stage: str = "done"
-    error: str = ""
-    keras: str | None = None
-    built: Sequence[str] = ()
-    gpus: int = 0
-    unknown: Sequence[str] = ()
+    name: str  # The name of the module
+    version: str | None = None  # None if it is not installed, "" if it could not be asked
+    against: str | None = None  # The version that Horovod was built against; None if it was built without
+    stage: str = "done"  # The last stage of the probe: ``"framework"``, ``"horovod"``, ``"adapter"`` or ``"done"``
+    error: str = ""  # Why it went no farther
+    keras: str | None = None  # The version of TensorFlow's Keras
+    built: Sequence[str] = ()  # Horovod's parts: ``"gloo"``, ``"mpi"``, ``"nccl"``, ``"cuda"``, ``"rocm"``
+    gpus: int = 0  # GPUs that the framework sees
+    unknown: Sequence[str] = ()  # Names that the adapter reads in Horovod's frames and does not find
 
     @property
     def title(self) -> str:
-        """Its name for people."""
         return FRAMEWORKS[self.name]
 
 
 class Facts(NamedTuple):
-    """What there is on this machine.
-
-    Attributes:
-        package: The version of this package.
-        python: The version of Python.
-        numpy: The version of numpy.
-        horovod: The version of Horovod; None if it is not installed.
-        horovodrun: Where it is; None if it is not to be found.
-        on_path: Whether the shell finds it, too.
-        launches: The Python that horovodrun is of, if that is not this one.
-        mpirun: Its version, as ``"Open MPI 5.0.11"``; None if there is none.
-        mpi4py: The version of mpi4py; None if it is not installed.
-        library: The MPI library that mpi4py uses; an error begins with ``"!"``.
-        frameworks: One entry for each of `FRAMEWORKS`.
-    """
+    """The facts about this machine."""
 
     package: str
     python: str
     numpy: str
-    horovod: str | None
-    horovodrun: str | None
-    on_path: bool
-    launches: str | None
-    mpirun: str | None
-    mpi4py: str | None
-    library: str | None
-    frameworks: Sequence[Framework]
+    horovod: str | None  # None if it is not installed
+    horovodrun: str | None  # Its path; None if it is not found
+    on_path: bool  # Whether the shell finds it, too
+    launches: str | None  # The Python that horovodrun is of, if that is not this one
+    mpirun: str | None  # Its version, as ``"Open MPI 5.0.11"``; None if there is none
+    mpi4py: str | None  # None if it is not installed
+    library: str | None  # The MPI library that mpi4py uses; an error begins with ``"!"``
+    frameworks: Sequence[Framework]  # One entry for each of `FRAMEWORKS`
 
 
 def search_path() -> str:
-    """PATH, and after it the folder of this Python: an environment that is not activated works, too."""
+    """Return PATH, and after it the folder of this Python: an environment that is not activated works, too."""
     return os.pathsep.join(filter(None, (os.environ.get("PATH"), str(Path(sys.executable).parent))))
 
 
@@ -137,7 +110,7 @@ def read(output: str, end: str) -> dict[str, Any]:
 
 
 def other_python(script: Path) -> str | None:
-    """The Python that a script is of, if it is not in the folder of this one."""
+    """Return the Python that a script is of, if it is not in the folder of this one."""
     with script.open("rb") as file:
         first = file.readline().decode(errors="replace").strip()
     if not first.startswith("#!/") or "python" not in Path(first).name:
@@ -182,7 +155,7 @@ def _mpirun() -> str | None:
 
 
 def mpi_name(text: str) -> str:
-    """``"Open MPI 5.0.11"`` of what ``mpirun --version`` prints; other makes by their first line."""
+    """Return ``"Open MPI 5.0.11"`` of what ``mpirun --version`` prints; other makes by their first line."""
     match = re.search(r"\(Open MPI\) (\S+)", text)
     return f"Open MPI {match[1]}" if match else (text.strip().splitlines() or ["of unknown version"])[0]
 

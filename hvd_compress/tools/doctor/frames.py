@@ -10,16 +10,11 @@ from typing import NamedTuple
 
 
 class Callers(NamedTuple):
-    """What an adapter reads of Horovod's inside.
+    """Horovod's internals that an adapter reads."""
 
-    Attributes:
-        functions: For files in Horovod's folder, the functions that call ``compress``, and the variables that are read
-            in their frames.
-        names: What else is read, of Horovod's modules and optimizers.
-    """
-
+    # By file: functions that call ``compress``, and the variables read in their frames
     functions: Mapping[str, Mapping[str, set[str]]]
-    names: set[str]
+    names: set[str]  # Other names that are read, of Horovod's modules and optimizers
 
 
 _DIRECT = {"name", "op", "prescale_factor", "postscale_factor", "process_set"}
@@ -53,13 +48,13 @@ CALLERS = {
 
 
 def horovod_folder() -> Path | None:
-    """Where Horovod is installed; None if it is not."""
+    """Return where Horovod is installed; None if it is not."""
     spec = importlib.util.find_spec("horovod")
     return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def unknown(framework: str, folder: Path) -> tuple[str, ...]:
-    """What an adapter looks for and this Horovod does not have.
+    """Return what an adapter looks for and this Horovod does not have.
 
     Args:
         framework: ``"torch"`` or ``"tensorflow"``.

@@ -52,13 +52,12 @@ def _tensorflow(tf: Any) -> dict[str, Any]:
 
 
 def keras_version(tf: Any) -> str:
-    """The version of TensorFlow's Keras: of the package keras or, where users want Keras 2 back, of tf_keras."""
+    """Return the version of TensorFlow's Keras: of the package keras or, for Keras 2 beside Keras 3, of tf_keras."""
     package, _, _ = tf.keras.Model.__module__.partition(".")
     return str(importlib.import_module(package).__version__)
 
 
 def main(name: str) -> int:
-    """Print what is found."""
     try:
         for found in mpi4py() if name == "mpi4py" else framework(name):
             print(f"\n{MARK}{json.dumps(found)}", flush=True)

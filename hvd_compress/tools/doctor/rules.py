@@ -14,15 +14,9 @@ Status = Literal["ok", "note", "warning", "fault"]
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at.
+    """The result of a rule."""
 
-    Attributes:
-        status: ``"ok"``; ``"note"``: is not there and need not be; ``"warning"``: works, but; ``"fault"``: does not.
-        subject: What was looked at.
-        found: What is the case.
-        cure: What to do about it.
-    """
-
+    # ``"ok"``; ``"note"``: is not there and need not be; ``"warning"``: works, but; ``"fault"``: does not
     status: Status
     subject: str
     found: str
@@ -30,12 +24,11 @@ class Finding(NamedTuple):
 
 
 def judge(facts: Facts) -> list[Finding]:
-    """Judge everything."""
     return [finding for rule in RULES for finding in rule(facts)]
 
 
 def usable(facts: Facts) -> list[str]:
-    """The frameworks with which compression can work here."""
+    """Return the frameworks with which compression can work here."""
     return [framework.name for framework in facts.frameworks if facts.horovod and _usable(framework)]
 
 
@@ -45,7 +38,6 @@ def _usable(framework: Framework) -> bool:
 
 
 def python(facts: Facts) -> Iterator[Finding]:
-    """Python, numpy and this package."""
     found = f"hvd_compress {facts.package}, Python {facts.python}, numpy {facts.numpy}"
     if number(facts.python) == number(TESTED["python"]):
         yield Finding("ok", "Python", found)
@@ -55,7 +47,6 @@ def python(facts: Facts) -> Iterator[Finding]:
 
 
 def horovod(facts: Facts) -> Iterator[Finding]:
-    """Horovod itself."""
     if facts.horovod is None:
         yield Finding(
             "fault", "Horovod", "not installed; without it there are LocalWorld and hvd_compress.mpi", build(facts)
@@ -71,7 +62,6 @@ def horovod(facts: Facts) -> Iterator[Finding]:
 
 
 def frameworks(facts: Facts) -> Iterator[Finding]:
-    """PyTorch and TensorFlow."""
     if all(framework.version is None for framework in facts.frameworks):
         cure = Cure("install one of them, then build Horovod", f"pip install torch=={TESTED['torch']}.0")
         yield Finding("fault", "Frameworks", "neither PyTorch nor TensorFlow is installed", cure)
@@ -156,7 +146,6 @@ def _frames(facts: Facts, framework: Framework) -> Finding:
 
 
 def launcher(facts: Facts) -> Iterator[Finding]:
-    """The command horovodrun."""
     if facts.horovod is None:
         return
     if facts.horovodrun is None:
@@ -175,7 +164,6 @@ def launcher(facts: Facts) -> Iterator[Finding]:
 
 
 def mpi(facts: Facts) -> Iterator[Finding]:
-    """The command mpirun, and mpi4py."""
     built = [framework for framework in facts.frameworks if "mpi" in framework.built]
     if facts.mpirun is None:
         cure = Cure("use horovodrun --gloo, or install Open MPI", "apt-get install openmpi-bin")
@@ -211,12 +199,11 @@ def _mpi4py(facts: Facts) -> Finding:
 
 
 def needs_binding(facts: Facts) -> bool:
-    """Whether horovodrun --mpi needs `OPEN_MPI_5`."""
     return bool(facts.mpirun) and "Open MPI" in str(facts.mpirun) and number(facts.mpirun) >= (5,)
 
 
 def first_line(text: str) -> str:
-    """The first line that says something, cut to a length that can be read."""
+    """Return the first line that is not empty, cut to a length that can be read."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "no message")
     return line if len(line) <= 300 else f"{line[:300]} ..."
 

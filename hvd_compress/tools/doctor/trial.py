@@ -20,7 +20,7 @@ COLUMN = np.arange(1.0, 4097.0, dtype=np.float32)[:, None]
 
 
 def torch() -> Any:
-    """A step of hvd.DistributedOptimizer."""
+    """Make a step of hvd.DistributedOptimizer."""
     import horovod.torch as hvd
     import torch
 
@@ -38,7 +38,7 @@ def torch() -> Any:
 
 
 def tensorflow() -> Any:
-    """A step of hvd.DistributedGradientTape, and one of fit."""
+    """Make a step of hvd.DistributedGradientTape, and one of fit."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
@@ -70,7 +70,7 @@ def _fit(tf: Any, compression: Any, rank: int) -> Any:
 
 
 def check(what: str, weight: Any, size: int) -> None:
-    """Compare the weight after a step of learning rate 1, from 0, with what it has to be."""
+    """Compare the weight after a step of learning rate 1, from 0, with the exact one."""
     larger = np.arange(len(COLUMN)) >= len(COLUMN) // 2
     expected = -COLUMN * larger[:, None] * (size + 1) / 2
     if not np.array_equal(weight, expected):

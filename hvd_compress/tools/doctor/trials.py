@@ -30,30 +30,22 @@ _FAILED = re.compile(r"^ *Process name: (?:\[.*,)?(\d+)", re.MULTILINE)
 
 
 class Trial(NamedTuple):
-    """How a trial went.
-
-    Attributes:
-        framework: Its name.
-        controller: ``"gloo"`` or ``"mpi"``.
-        works: Whether the step came out right.
-        message: What was enabled, or the last lines of what the job printed.
-    """
+    """The result of a trial."""
 
     framework: str
-    controller: str
+    controller: str  # ``"gloo"`` or ``"mpi"``
     works: bool
-    message: str
+    message: str  # What was enabled, or the last lines that the job printed
 
 
 def jobs(facts: Facts) -> list[tuple[Framework, str]]:
-    """What can be tried: usable frameworks, with the controllers that Horovod has and that can be started."""
+    """Return what can be tried: usable frameworks, with the controllers that Horovod has and that can be started."""
     able = [framework for framework in facts.frameworks if framework.name in usable(facts) and facts.horovodrun]
     controllers = ("gloo", "mpi") if facts.mpirun else ("gloo",)
     return [(framework, name) for framework in able for name in controllers if name in framework.built]
 
 
 def command(facts: Facts, framework: str, controller: str) -> list[str]:
-    """How a trial is started."""
     binding = [OPEN_MPI_5] if controller == "mpi" and needs_binding(facts) else []
     start = [str(facts.horovodrun), f"--{controller}", *binding, "-np", "2", "-H", "localhost:2"]
     return [*start, sys.executable, "-m", "hvd_compress.tools.doctor.trial", framework]
@@ -70,7 +62,7 @@ def attempt(facts: Facts, framework: str, controller: str, timeout: float) -> Tr
 
 
 def read(framework: str, controller: str, status: int, output: str) -> Trial:
-    """Read the result off what a job printed."""
+    """Read the result from what a job printed."""
     _, found, said = output.partition(MARK)
     if status or not found:
         return Trial(framework, controller, False, _tail(output) or f"horovodrun ended with status {status}")
@@ -79,7 +71,6 @@ def read(framework: str, controller: str, status: int, output: str) -> Trial:
 
 
 def findings(facts: Facts, done: list[Trial]) -> Iterator[Finding]:
-    """The trials as findings."""
     for framework, controller, works, message in done:
         title = next(f.title for f in facts.frameworks if f.name == framework)
         subject = f"Run: {title}, {'MPI' if controller == 'mpi' else 'Gloo'}"
@@ -91,7 +82,7 @@ def findings(facts: Facts, done: list[Trial]) -> Iterator[Finding]:
 
 
 def _tail(output: str) -> str:
-    """The last lines of the rank that failed first; of horovodrun only if no rank printed anything."""
+    """Return the last lines of the rank that failed first; of horovodrun only if no rank printed anything."""
     ranks = [match.groups() for match in _RANK.finditer(output) if match[2].strip()]
     failed = _FAILED.search(output)
     of_one = [line for rank, line in ranks if failed is None or rank == failed[1]]

@@ -135,7 +135,7 @@ def _told(name: str, text: str | None, example: str) -> str:
 
 
 def named(methods: str) -> list[str]:
-    """Horovod's own, and those that the user names, each once.
+    """Return Horovod's own methods, and those that the user names, each once.
 
     Raises:
         SpecError: If one of them is none.
@@ -152,23 +152,16 @@ def _rates(specs: Sequence[str], size: int, side: int, turns: int) -> Rates:
 
 
 class Job(NamedTuple):
-    """The input of a prediction.
-
-    Attributes:
-        setup: The training.
-        target: The machines.
-        constants: What is assumed of them.
-        measured: How fast the methods are on this machine.
-    """
+    """The input of a prediction."""
 
     setup: Setup
     target: Target
-    constants: Constants
-    measured: Rates
+    constants: Constants  # The constants of the machines
+    measured: Rates  # If not 0: train so many steps, only to measure the error of the compressed sums
 
     @property
     def rates(self) -> Rates:
-        """How fast the methods are on those machines."""
+        """The speeds of the methods on those machines."""
         return self.target.rates(self.measured, self.constants)
 
 
@@ -210,7 +203,7 @@ def report(job: Job, specs: list[str], to_plot: Path | None, as_json: Path | Non
 
 
 def _finite(value: Any) -> Any:
-    """The same with None for numbers that JSON does not have."""
+    """Replace numbers that JSON does not have by None."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -284,7 +277,7 @@ def read_links(text: str) -> list[str]:
 
 
 def _measure(wanted: Sequence[tuple[int, str]], steps: int, rates: Rates, path: Path | None) -> Campaign:
-    """Job by job; what is measured is written at once, as it takes long."""
+    """Measure job by job; results are written at once, as it takes long."""
     campaign = Campaign(str(Machine.here()), rates, [])
     with status("Measuring steps") as begins:
         for number, (hosts, link) in enumerate(wanted):
@@ -296,7 +289,7 @@ def _measure(wanted: Sequence[tuple[int, str]], steps: int, rates: Rates, path: 
 
 
 def _fitted(campaign: Campaign, start: Constants) -> Constants:
-    """Fit, and say how good that is where it was fitted."""
+    """Fit the constants, and say how good that is where they were fitted."""
     jobs = [job for job in campaign.jobs if job.hosts in FITTED]
     if not jobs:
         allowed = " or ".join(map(str, FITTED))
@@ -308,7 +301,7 @@ def _fitted(campaign: Campaign, start: Constants) -> Constants:
 
 
 def _show_errors(cells: Sequence[Cell], machine: str) -> None:
-    """The errors, all together and for those numbers of hosts to which constants are fitted or not."""
+    """Show the errors, all together and apart for the numbers of hosts to which constants are fitted."""
     Console().print(tables.errors(cells))
     known, unknown = ([cell for cell in cells if (cell.hosts in FITTED) == those] for those in (True, False))
     for of, some in (("All jobs", cells), ("Those for fitting", known), ("The others", unknown)):

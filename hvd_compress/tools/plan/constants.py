@@ -65,7 +65,7 @@ SHARES = ("efficiency", "backward", "overlap")
 
 
 def read_constants(given: Iterable[str], base: Constants | None = None) -> Constants:
-    """Put constants that the user names in the place of defaults.
+    """Replace constants that the user names.
 
     Args:
         given: Each as ``name=value``.

@@ -22,20 +22,13 @@ BANDWIDTHS = tuple(float(rate) for rate in np.geomspace(100e6, 400e9, 37))
 
 
 class Curve(NamedTuple):
-    """One method.
-
-    Attributes:
-        spec: Of it.
-        xs: Numbers of ranks, or bandwidths in bits a second.
-        gains: How many times faster a step is than with the better of none and fp16, at each; nan where the method
-            cannot be used.
-        grows: Whether its traffic grows with the ranks, as it goes by allgather.
-    """
+    """A method's gains."""
 
     spec: str
-    xs: Sequence[float]
+    xs: Sequence[float]  # Numbers of ranks, or bandwidths in bits per second
+    # Times faster than the better of none and fp16, at each; nan where the method cannot be used
     gains: Sequence[float]
-    grows: bool
+    grows: bool  # Whether its traffic grows with the ranks, as it goes by allgather
 
 
 def over_ranks(
@@ -45,7 +38,7 @@ def over_ranks(
     constants: Constants,
     progress: Callable[[str], None] = lambda what: None,
 ) -> list[Curve]:
-    """With more and fewer ranks, each of which computes as long as ever."""
+    """Predict with more and fewer ranks, each of which computes as long as ever."""
     hosts = (setup.ranks_per_host * number for number in (1, *RANKS))  # whole hosts, or a part of one
     some = (number for number in RANKS if number < setup.ranks_per_host)
     ranks = sorted({setup.ranks, *some, *(number for number in hosts if number <= RANKS[-1])} - {1})
@@ -57,7 +50,7 @@ def over_ranks(
 
 
 def over_bandwidths(specs: Sequence[str], setup: Setup, rates: Rates, constants: Constants) -> list[Curve]:
-    """On faster and slower links."""
+    """Predict on faster and slower links."""
     known = {setup.rate} if BANDWIDTHS[0] < setup.rate < BANDWIDTHS[-1] else set()
     bandwidths = sorted({*BANDWIDTHS, *known})
     setups = [setup._replace(rate=rate) for rate in bandwidths]
@@ -70,7 +63,7 @@ def _curve(spec: str, xs: Sequence[float], setups: Sequence[Setup], rates: Rates
 
 
 def gain(spec: str, setup: Setup, rates: Rates, constants: Constants) -> float:
-    """How many times faster a step is than with the baseline there; nan where the method cannot be used."""
+    """Return how many times faster than the baseline a step is there; nan where the method cannot be used."""
     base = min(predict(own, setup, rates, constants).step for own in HOROVODS)
     try:
         return base / predict(spec, setup, rates, constants).step
@@ -79,21 +72,15 @@ def gain(spec: str, setup: Setup, rates: Rates, constants: Constants) -> float:
 
 
 class Crossing(NamedTuple):
-    """Where one method becomes faster than another one.
+    """Where one method becomes faster than another one."""
 
-    Attributes:
-        ranks: From so many on.
-        before: Its spec, that goes by allgather.
-        after: Of the other, whose traffic does not grow.
-    """
-
-    ranks: int
-    before: str
-    after: str
+    ranks: int  # The first world size at which it is ahead
+    before: str  # The spec that goes by allgather
+    after: str  # The spec whose traffic does not grow
 
 
 def crossing(curves: Sequence[Curve]) -> Crossing | None:
-    """Where the best of what is allreduce-compatible overtakes, for good, the best that goes by allgather."""
+    """Find where the best allreduce-compatible method overtakes, for good, the best that goes by allgather."""
     growing, bounded = ([c for c in curves if c.grows == grows and c.spec not in HOROVODS] for grows in (True, False))
     if not growing or not bounded:
         return None

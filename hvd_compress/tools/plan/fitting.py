@@ -44,7 +44,7 @@ def fit(jobs: Sequence[Measured], rates: Rates, start: Constants) -> Constants:
 
 
 def _moves(factor: float) -> Iterator[dict[str, float]]:
-    """By what to multiply which constants."""
+    """Yield by what to multiply which constants."""
     for name, by in product(FREE, (factor, 1 / factor)):
         yield {name: by}
     for (one, other), by, and_by in product(combinations(FREE, 2), (factor, 1 / factor), (factor, 1 / factor)):
@@ -57,6 +57,6 @@ def _moved(constants: Constants, move: dict[str, float]) -> Constants:
 
 
 def _loss(jobs: Sequence[Measured], rates: Rates, constants: Constants) -> float:
-    """The mean size of ``log(predicted / measured)``, as in a median hardly moved by the few that are far off."""
+    """Return the mean size of ``log(predicted / measured)``, in which outliers count little, as in a median."""
     errors = [math.log(cell.predicted / cell.measured) for cell in compare(jobs, rates, constants)]
     return sum(math.hypot(error, _SMALL) for error in errors) / len(errors)

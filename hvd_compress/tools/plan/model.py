@@ -81,7 +81,7 @@ def matrix_side(parameters: int, side: int) -> int:
 
 
 class Prediction(NamedTuple):
-    """A step of one method; times in seconds.
+    """The predicted step of one method; times in seconds.
 
     Attributes:
         spec: Of the method.
@@ -109,12 +109,11 @@ class Prediction(NamedTuple):
 
     @property
     def step(self) -> float:
-        """All of it."""
         return self.compute + self.encode + self.decode + self.exchange - self.hidden
 
 
 def baseline(found: Sequence[Prediction]) -> Prediction:
-    """Return the better of what Horovod has by itself."""
+    """Return the better of Horovod's own methods."""
     return min((one for one in found if one.spec in HOROVODS), key=lambda one: one.step)
 
 
@@ -140,22 +139,15 @@ def predict(spec: str, setup: Setup, rates: Rates, constants: Constants) -> Pred
 
 
 class _Sent(NamedTuple):
-    """A collective of a step.
+    """A collective of a step."""
 
-    Attributes:
-        message: What it is.
-        parameters: For how many of the model's.
-        waits: Whether others wait for its end. The same of several buckets are under way together, and so are the
-            vectors, so that a method has as many rounds as a single bucket.
-    """
-
-    message: Message
-    parameters: float
-    waits: bool = True
+    message: Message  # The collective
+    parameters: float  # The count of the model's parameters in it
+    waits: bool = True  # False for the vectors, which travel beside the buckets; these are under way together, too
 
 
 def _sending(spec: str, setup: Setup) -> list[_Sent]:
-    """All collectives: those of the method, and one for the vectors, which it leaves uncompressed."""
+    """Return all collectives: those of the method, and one for the vectors, which it leaves uncompressed."""
     asked = sent(spec, max(2, setup.ranks), matrix_side(setup.params, setup.side))
     if parse(spec).linear:
         return [_Sent(message, setup.params) for message in asked]
@@ -165,7 +157,7 @@ def _sending(spec: str, setup: Setup) -> list[_Sent]:
 
 
 def _coding(spec: str, first: _Sent, ranks: int, rates: Rates) -> tuple[float, float]:
-    """Seconds of compressing and decompressing, for a rank with a core of its own.
+    """Return the seconds of compressing and decompressing, for a rank with a core of its own.
 
     What travels as Horovod's own allreduce is only cast, at the speed of memory: 4 bytes are read and fewer written.
     """
@@ -177,19 +169,19 @@ def _coding(spec: str, first: _Sent, ranks: int, rates: Rates) -> tuple[float, f
 
 
 def _link(sending: _Sent, setup: Setup, constants: Constants) -> float:
-    """Seconds at the slower one of a host's link and the bus inside it; data goes through both at once."""
+    """Return the seconds at the slower one of a host's link and the bus inside it; data goes through both at once."""
     between = 8 * sending.message.wire(setup.ranks, setup.ranks_per_host) / (setup.rate * constants.efficiency)
     return sending.parameters * max(between, sending.message.wire(setup.ranks) * constants.bus)
 
 
 def _work(sending: _Sent, ranks: int, constants: Constants) -> float:
-    """Seconds of a core for sending, receiving and adding up what a rank sends."""
+    """Return the seconds of a core for sending, receiving and adding up."""
     message, summed = sending.message, (ranks - 1) / ranks
     return sending.parameters * (message.wire(ranks) * constants.byte + message.halves * summed * constants.half)
 
 
 def _slow_if_it_spins(slow: float) -> float:
-    """How slow Horovod's thread is where ranks share cores, and the thread that waits for it takes its share of them.
+    """Return how slow Horovod's thread is where ranks share cores with a thread that spins while it waits.
 
     PyTorch waits for Horovod's own allreduce in a loop that never sleeps; for compressed gradients it waits asleep.
     """
@@ -197,7 +189,7 @@ def _slow_if_it_spins(slow: float) -> float:
 
 
 def _round(kind: str, setup: Setup, constants: Constants, slow: float) -> float:
-    """Seconds of a collective without any bytes."""
+    """Return the seconds of a collective without any bytes."""
     if setup.ranks == 1:
         return 0.0
     agreeing, own = _hops("AllReduce", setup), _hops(kind, setup)  # what is ready is agreed on by an allreduce of bits
@@ -206,7 +198,7 @@ def _round(kind: str, setup: Setup, constants: Constants, slow: float) -> float:
 
 
 def _hops(kind: str, setup: Setup) -> tuple[float, float]:
-    """Messages of a collective, one after another, and how many of them go from one host to another.
+    """Return the messages of a collective, one after another, and how many of them go from one host to another.
 
     Along trees, as NCCL has them for sums, hosts are far apart only near the root.
     """

@@ -38,7 +38,7 @@ def check(specs: Sequence[str]) -> None:
 
 
 def draw(path: Path, by_ranks: Sequence[Curve], by_bandwidth: Sequence[Curve], setup: Setup) -> None:
-    """Write the plot to an image, whose suffix tells the format; as `figure` else."""
+    """Write the plot to an image, whose suffix tells the format; see `figure`."""
     try:
         figure(by_ranks, by_bandwidth, setup).savefig(path, dpi=130)
     except ValueError as error:

@@ -23,49 +23,31 @@ little of the noise gets into the slope."""
 
 
 class Timed(NamedTuple):
-    """One measurement, in seconds per parameter.
+    """One measurement, in seconds per parameter."""
 
-    Attributes:
-        ranks: The world size.
-        encode: From the gradient to the last payload, with all that is kept for the next step.
-        decode: From the last reply to the total.
-        copy: A plain copy of the gradient.
-    """
-
-    ranks: int
-    encode: float
-    decode: float
-    copy: float
+    ranks: int  # The world size
+    encode: float  # From the gradient to the last payload, with all that is kept for the next step
+    decode: float  # From the last reply to the total
+    copy: float  # Seconds of a plain copy of the gradient or array
 
 
 class Rate(NamedTuple):
-    """What a method costs a rank with a core of its own, in seconds for each parameter.
+    """The cost of a method for a rank with a core of its own, in seconds per parameter."""
 
-    Attributes:
-        encode: Compressing, with all that is kept for the next step.
-        decode: Decompressing, without what each rank adds to it.
-        each: What each rank's payload adds to decompressing.
-    """
-
-    encode: float
-    decode: float
-    each: float
+    encode: float  # Compressing, with all that is kept for the next step
+    decode: float  # Decompressing, without what each rank adds to it
+    each: float  # What each rank's payload adds to decompressing
 
     def decoding(self, ranks: int) -> float:
-        """Decompressing what so many ranks have sent."""
+        """Return the time to decompress what so many ranks have sent."""
         return self.decode + self.each * ranks
 
 
 class Rates(NamedTuple):
-    """Of all methods.
+    """The rates of all methods."""
 
-    Attributes:
-        copy: Seconds for each parameter that a plain copy of the gradient takes.
-        methods: By spec. Those that travel as Horovod's own allreduce are not among them.
-    """
-
-    copy: float
-    methods: Mapping[str, Rate]
+    copy: float  # Seconds per parameter of a plain copy of the gradient
+    methods: Mapping[str, Rate]  # By spec, without those that travel as Horovod's own allreduce
 
     def at(self, copy: float) -> Rates:
         """Return those of a machine that copies at another speed, and needs as many passes over its memory."""
@@ -73,12 +55,10 @@ class Rates(NamedTuple):
         return Rates(copy, {spec: Rate(*(by * value for value in rate)) for spec, rate in self.methods.items()})
 
     def as_json(self) -> dict[str, Any]:
-        """Ready for JSON."""
         return {"copy": self.copy, "methods": {spec: rate._asdict() for spec, rate in self.methods.items()}}
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any]) -> Rates:
-        """What `as_json` has made."""
         return cls(facts["copy"], {spec: Rate(**rate) for spec, rate in facts["methods"].items()})
 
 
@@ -198,7 +178,7 @@ def _rates(found: Mapping[str, Sequence[Timed]]) -> Rates:
 
 
 def _line(spec: str, timed: Sequence[Timed]) -> Rate:
-    """Only what is gathered takes longer to decode the more ranks there are, and never less long.
+    """Fit a line over the ranks where payloads are gathered; all others take equally long with any number.
 
     Of what should be the same, the least counts, as all else that a machine does only adds to it.
     """

@@ -13,7 +13,7 @@ from hvd_compress.tools.units import number, size, write_count, write_rate, writ
 
 
 def predictions(found: Sequence[Prediction], setup: Setup) -> Grid:
-    """What the step of each method is made of, in milliseconds."""
+    """Return the parts of each method's step, in milliseconds."""
     base = baseline(found)
     heads = (
         "Method", "Step\nms", f"Faster\nthan {base.spec}", "Encode\nms", "Decode\nms", "Exchange\nms",
@@ -41,7 +41,7 @@ def _ms(*seconds: float) -> list[str]:
 
 
 def errors(cells: Sequence[Cell]) -> Grid:
-    """How much too long the predictions are: methods from top to bottom, jobs from left to right."""
+    """Return how much too long the predictions are: methods from top to bottom, jobs from left to right."""
     rows = [(spec, *(f"{100 * cell.error:+.0f}%" for cell in of)) for spec, of in _by_spec(cells).items()]
     first = next(iter(_by_spec(cells).values()))
     links = [re.sub(r"(?<=\d)(?=[a-z])", "\n", cell.link) for cell in first]
@@ -61,7 +61,6 @@ def markdown(cells: Sequence[Cell]) -> str:
 
 
 def summary(found: Score) -> str:
-    """In one line."""
     worst = found.worst
     return (
         f"{found.good:.0%} of {found.cells} predictions are within {GOOD:.0%} of what was measured; the median error is"

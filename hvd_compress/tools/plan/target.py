@@ -34,7 +34,6 @@ class Target(NamedTuple):
 
     @property
     def constants(self) -> Constants:
-        """The constants that are assumed."""
         return BACKENDS[self.backend]
 
     @property
@@ -86,12 +85,12 @@ class Target(NamedTuple):
 
 
 def _bytes(seconds: float) -> str:
-    """A bandwidth in bytes, from the seconds for each byte."""
+    """Return a bandwidth in bytes, from the seconds for each byte."""
     return f"{1e-9 / seconds:,.0f} GB/s" if seconds else "unlimited"
 
 
 def read_target(device: Device | None, backend: Backend | None) -> Target:
-    """Put together what was told; NCCL implies GPUs, GPUs imply NCCL, and without both it is CPUs with Gloo.
+    """Complete what was asked for: NCCL implies GPUs, GPUs imply NCCL, and without both it is CPUs with Gloo.
 
     Raises:
         SpecError: If they are not supported together.

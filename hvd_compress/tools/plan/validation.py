@@ -60,47 +60,31 @@ def beyond(setup: Setup, target: Target) -> list[str]:
 
 
 class Measured(NamedTuple):
-    """A job.
+    """The measurements of a job."""
 
-    Attributes:
-        hosts: Emulated, of one rank each.
-        link: What each can send and receive, as ``"100mbit"``.
-        cores: Of the machine, which all hosts share.
-        compute: Seconds of a step alone, measured in the same job.
-        steps: Seconds of a step with each method, by its spec.
-        traffic: Bytes at the network device of the busiest host in each step, by the same.
-    """
-
-    hosts: int
-    link: str
-    cores: int
-    compute: float
-    steps: Mapping[str, float]
-    traffic: Mapping[str, float]
+    hosts: int  # Emulated hosts, of one rank each
+    link: str  # The bandwidth of each, as ``"100mbit"``
+    cores: int  # Cores of the machine, which all hosts share
+    compute: float  # Seconds of a step alone, measured in the same job
+    steps: Mapping[str, float]  # Seconds of a step, by spec
+    traffic: Mapping[str, float]  # Bytes at the network device of the busiest host in each step, by spec
 
 
 class Campaign(NamedTuple):
-    """All that was measured.
-
-    Attributes:
-        machine: On which, in words.
-        rates: Of the methods there.
-        jobs: On emulated hosts.
-    """
+    """All measurements."""
 
     machine: str
     rates: Rates
     jobs: Sequence[Measured]
 
     def write(self, path: Path) -> None:
-        """As JSON."""
         jobs = [job._asdict() for job in self.jobs]
         facts = {"machine": self.machine, "rates": self.rates.as_json(), "jobs": jobs}
         path.write_text(json.dumps(facts, indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Campaign:
-        """What `write` has written.
+        """Read what `write` has written.
 
         Raises:
             SpecError: If it is something else.
@@ -117,25 +101,15 @@ class Campaign(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """One method in one job.
+    """One method in one job."""
 
-    Attributes:
-        hosts: Of a rank each.
-        link: What each can send and receive.
-        spec: Of the method.
-        measured: Seconds of a step.
-        predicted: Those that the model says.
-        traffic: Bytes at the network device in each step.
-        wire: Those that the model says.
-    """
-
-    hosts: int
-    link: str
+    hosts: int  # Emulated hosts, of one rank each
+    link: str  # The bandwidth of each
     spec: str
-    measured: float
-    predicted: float
-    traffic: float = 0.0
-    wire: float = 0.0
+    measured: float  # Seconds of a step
+    predicted: float  # Seconds that the model predicts
+    traffic: float = 0.0  # Bytes at the network device in each step
+    wire: float = 0.0  # Bytes that the model predicts
 
     @property
     def error(self) -> float:
@@ -160,7 +134,7 @@ def measure_job(hosts: int, link: str, steps: int) -> Measured:
 
 
 def setup_of(job: Measured) -> Setup:
-    """What the model is told of a job; the latency of an emulated network is part of what a message costs the host."""
+    """Return a job as the model sees it; the latency of an emulated network is part of a message's cost to the host."""
     shapes = SHAPES[MODEL]()
     vectors = sum(prod(shape) for shape in shapes if len(shape) == 1) / count(shapes)
     return Setup(
@@ -192,23 +166,15 @@ def compare(jobs: Sequence[Measured], rates: Rates, constants: Constants) -> lis
 
 
 class Score(NamedTuple):
-    """How good the predictions are.
-
-    Attributes:
-        cells: How many there are.
-        good: The share whose error is at most `GOOD`.
-        median: The median of the errors, whatever their signs.
-        worst: The cell with the largest error.
-    """
+    """The quality of the predictions."""
 
     cells: int
-    good: float
-    median: float
+    good: float  # The share whose error is at most `GOOD`
+    median: float  # The median of the errors, whatever their signs
     worst: Cell
 
 
 def score(cells: Sequence[Cell]) -> Score:
-    """Of at least one cell."""
     errors = [abs(cell.error) for cell in cells]
     worst = max(cells, key=lambda cell: abs(cell.error))
     return Score(len(cells), sum(error <= GOOD for error in errors) / len(cells), median(errors), worst)

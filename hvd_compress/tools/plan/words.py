@@ -16,7 +16,7 @@ PAYS, SURE = 1.05, 1.2
 
 
 def no_verdict(beyond: Sequence[str]) -> str:
-    """What to say of a job outside the validated range."""
+    """Tell why there is no verdict on a job outside the validated range."""
     return (
         f"No verdict: outside the validated range ({RANGE}), with {', '.join(beyond)}. Measure on your machines:"
         " hvd-compress bench steps, or compare."
@@ -24,7 +24,7 @@ def no_verdict(beyond: Sequence[str]) -> str:
 
 
 def verdict(found: Sequence[Prediction]) -> str:
-    """What to take."""
+    """Tell which method to take."""
     base = baseline(found)
     where = (
         f"with {base.spec}, a step of {write_time(base.step)} spends {write_time(base.exchange - base.hidden)} on the"
@@ -53,7 +53,7 @@ def _rivals(found: Sequence[Prediction]) -> list[Prediction]:
 def outlook(
     by_ranks: Sequence[Curve], setup: Setup, found: Sequence[Prediction], rates: Rates, constants: Constants
 ) -> list[str]:
-    """Where that changes, as far as the model was validated: with another network, with more ranks."""
+    """Tell where that changes, as far as the model was validated: with another network, with more ranks."""
     said = []
     for best in sorted(_rivals(found), key=lambda one: one.step)[:1]:
         gains = {rate: gain(best.spec, setup._replace(rate=rate), rates, constants) for rate in RATES}
@@ -72,6 +72,6 @@ def outlook(
 
 
 def _validated(curve: Curve) -> Curve:
-    """A curve over ranks, as far as the model was validated."""
+    """Cut a curve over ranks to the validated range."""
     points = [point for point in zip(curve.xs, curve.gains, strict=True) if RANKS[0] <= point[0] <= RANKS[1]]
     return curve._replace(xs=[x for x, _ in points], gains=[y for _, y in points])

@@ -43,8 +43,6 @@ Model = Literal["linear", "resnet50", "many"]
 
 
 class Outputs(NamedTuple):
-    """Where results go besides the terminal."""
-
     json: Path | None
     plot: Path | None
 
@@ -148,7 +146,7 @@ def exchange(
 
 
 def read_merges(given: Sequence[str]) -> list[Merge | None]:
-    """Read partitions as in ``layer,2,auto``; one such as ``at:12,40`` stands alone."""
+    """Read partitions, such as ``layer,2,auto``; one such as ``at:12,40`` stands alone."""
     words = [word for text in given for word in ([text] if text.startswith("at:") else text.split(","))]
     return [int(word) if word.strip().isdigit() else word.strip() for word in words] or [None]
 

@@ -44,33 +44,27 @@ class KerasSubject:
 
     @property
     def called(self) -> float | None:
-        """Not to be seen from outside of the graph."""
         return None
 
     def step(self) -> float:
-        """Make a step."""
         begin = time.perf_counter()
         self._model.train_on_batch(*self._batch)
         return time.perf_counter() - begin
 
     def release(self) -> None:
-        """Nothing: gradients live within the step."""
+        """Do nothing: gradients live within the step."""
 
     def stats(self) -> Stats | None:
-        """Of the compression."""
         return self._compression.stats() if hasattr(self._compression, "stats") else None
 
 
 class KerasBench(KerasRank):
-    """Entries in Keras."""
-
     def __init__(self) -> None:
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(1)
         super().__init__()
 
     def make(self, entry: Entry, what: str, model: str) -> KerasSubject:
-        """Make an entry ready."""
         built, loss, batch = MODELS[model](np.random.default_rng(self.rank))
         optimizer, compression = tf.keras.optimizers.SGD(RATE), entry.compression(Compression, hvd.Compression)
         if compression is not None:
@@ -87,7 +81,6 @@ def _crossentropy() -> Any:
 
 
 def linear(rng: np.random.Generator) -> Made:
-    """Linear layers with ReLU between them."""
     layers = [tf.keras.layers.Dense(WIDTH, "relu") for _ in range(DEPTH)]
     model = tf.keras.Sequential([*layers, tf.keras.layers.Dense(CLASSES)])
     model.build((None, WIDTH))
@@ -102,7 +95,6 @@ def resnet50(rng: np.random.Generator) -> Made:
 
 
 def small(rng: np.random.Generator) -> Made:
-    """One layer."""
     model = tf.keras.Sequential([tf.keras.layers.Dense(64)])
     model.build((None, 64))
     return model, "mse", (rng.standard_normal((BATCH, 64), np.float32), np.zeros((BATCH, 64), np.float32))

@@ -23,20 +23,20 @@ class Subject(Protocol):
 
     @property
     def called(self) -> float | None:
-        """Seconds in compress and decompress so far, without waiting; None if that cannot be seen."""
+        """Seconds in compress and decompress so far, without waiting; None if unknown."""
 
     def step(self) -> float:
-        """Make a step; the seconds of it that count."""
+        """Make a step, and return the seconds of it that count."""
 
     def release(self) -> None:
-        """Give the gradients' memory back."""
+        """Free the gradients."""
 
     def stats(self) -> Stats | None:
-        """Of the compression; None for those that are not of this package."""
+        """Return the compression's; None for Horovod's own."""
 
 
 class Bench(Protocol):
-    """What a framework adds.
+    """A framework.
 
     Attributes:
         rank: Of this process.
@@ -47,15 +47,13 @@ class Bench(Protocol):
     own_device: bool
 
     def make(self, entry: Entry, what: str, model: str) -> Subject:
-        """Make an entry ready."""
+        """Return an entry, ready to make steps."""
 
     def gather(self, values: list[float]) -> list[list[float]]:
         """Return the values of all ranks; all wait for the last."""
 
 
 class Now(NamedTuple):
-    """Totals at one moment."""
-
     sent: int | None
     received: int | None
     stats: Stats | None
@@ -93,7 +91,7 @@ def _steps(subject: Subject, steps: int) -> list[float]:
 
 
 def _turn(bench: Bench, index: int, subject: Subject, steps: int) -> Part:
-    """Some steps; one goes before, as caches still hold what the entry before has left there."""
+    """Make some steps; one goes before, as caches still hold what the entry before has left there."""
     bench.gather([0.0])
     subject.step()
     bench.gather([0.0])
@@ -136,7 +134,7 @@ def _between(before: Stats, after: Stats) -> dict[str, Any]:
 
 
 def _memory(task: Task, bench: Bench, index: int) -> Part:
-    """The peak of an entry's steps beyond that of steps in which nothing is reduced.
+    """Return the peak of an entry's steps beyond that of steps in which nothing is reduced.
 
     First come some steps of small gradients, so that code and what it loads do not count.
     """
@@ -152,14 +150,13 @@ def _memory(task: Task, bench: Bench, index: int) -> Part:
 
 
 def _peak(work: Callable[[], Any]) -> int:
-    """The most memory that this process has in use while it works, in bytes."""
     forget_peak()
     work()
     return peak()
 
 
 def _profile(subject: Subject, steps: int) -> list[dict[str, Any]]:
-    """Functions and their seconds in each step: those that take most, and the two that Horovod calls."""
+    """Return functions and their seconds in each step: those that take most, and the two that Horovod calls."""
     _steps(subject, 1)
     profiler = cProfile.Profile()
     begin = time.perf_counter()

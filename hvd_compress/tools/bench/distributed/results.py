@@ -12,45 +12,29 @@ Reports = Sequence[Sequence[Part]]
 
 
 class Result(NamedTuple):
-    """One entry. Times are in milliseconds for each step, bytes for each step of a rank.
-
-    Attributes:
-        label: Its name.
-        ms: The step, or the exchange: the median over steps of the slowest rank's time. Of the step alone, the mean of
-            the slowest rank.
-        spread: The quartiles of that.
-        payload: Bytes handed to Horovod; None if they are not counted.
-        device: Bytes at the network device, the larger of sent and received, of the busiest host; None if unknown.
-        floor: What it cannot be faster than: computing alone, or its bytes on the link.
-        encode: In compress.
-        wait: Waiting for collectives in decompress.
-        decode: In decompress, without waiting.
-        python: In compress and decompress as Horovod sees them, without waiting.
-        memory: Peak bytes beyond those of steps alone, of the rank with most.
-        profile: Of rank 0.
-    """
+    """An entry's result. Times are in milliseconds per step, bytes per step and rank."""
 
     label: str
-    ms: float = 0.0
-    spread: tuple[float, float] = (0.0, 0.0)
-    payload: float | None = None
+    ms: float = 0.0  # Median over steps of the slowest rank's time; of the step alone, the mean of the slowest rank
+    spread: tuple[float, float] = (0.0, 0.0)  # The quartiles of that
+    payload: float | None = None  # Bytes handed to Horovod; None if they are not counted
+    # Bytes at the network device, the larger of sent and received, of the busiest host; None if unknown
     device: float | None = None
-    floor: float | None = None
-    encode: float | None = None
-    wait: float | None = None
-    decode: float | None = None
-    python: float | None = None
-    memory: int | None = None
-    profile: Sequence[dict[str, Any]] = ()
+    floor: float | None = None  # What it cannot be faster than: computing alone, or its bytes on the link
+    encode: float | None = None  # Time in compress
+    wait: float | None = None  # Waiting for collectives in decompress
+    decode: float | None = None  # Time in decompress, without waiting
+    python: float | None = None  # In compress and decompress as Horovod sees them, without waiting
+    memory: int | None = None  # Peak bytes beyond those of steps alone, of the rank with most
+    profile: Sequence[dict[str, Any]] = ()  # The profile of rank 0
 
     @property
     def beyond(self) -> float | None:
-        """How many times the floor it takes."""
         return self.ms / self.floor if self.floor else None
 
 
 def results(task: Task, reports: Reports, bits_per_second: int | None) -> list[Result]:
-    """Put together what the ranks have measured.
+    """Aggregate what the ranks have measured.
 
     The first entry is the step alone. Its time is part of the others', but is taken off those of bare exchanges.
     """
@@ -96,7 +80,7 @@ def _result(entry: Entry, ranks: list[list[Part]]) -> Result:
 
 
 def _mean_ms(ranks: list[list[Part]], name: str, steps: int) -> float | None:
-    """The time of a phase in each step, a mean over the ranks."""
+    """Return the time of a phase per step, a mean over the ranks."""
     values = [getattr(part, name) for rank in ranks for part in rank]
     known = [value for value in values if value is not None]
     return 1000 * sum(known) / steps / len(ranks) if known else None
@@ -120,7 +104,7 @@ def _floor(alone: float, device: float | None, bits_per_second: int | None) -> f
 
 
 def named(found: Sequence[Result], *labels: str) -> Result | None:
-    """The first result with one of these labels, in the order of the labels."""
+    """Return the first result with one of these labels, in the order of the labels."""
     by_label = {result.label: result for result in found}
     return next((by_label[label] for label in labels if label in by_label), None)
 
@@ -129,7 +113,7 @@ DENSE, HALF = ("Horovod's none", "none"), ("Horovod's fp16", "fp16")
 
 
 def baseline(found: Sequence[Result]) -> Result | None:
-    """Return the faster of what Horovod has by itself; None unless both were measured, as then nothing tells."""
+    """Return the faster of Horovod's own methods; None unless both were measured, as then nothing tells."""
     own = [named(found, *labels) for labels in (HALF, DENSE)]
     known = [one for one in own if one]
     return min(known, key=lambda one: one.ms) if len(known) == len(own) else None
@@ -142,32 +126,31 @@ def baseline_name(found: Sequence[Result]) -> str:
 
 
 def speedup(found: Sequence[Result], result: Result) -> float | None:
-    """How many times faster than the baseline in the same run."""
+    """Return how many times faster than the baseline in the same run it is."""
     base = baseline(found)
     return base.ms / result.ms if base and result.ms else None
 
 
 def over_layers(found: Sequence[Result], result: Result) -> float | None:
-    """How many times faster than layer by layer."""
+    """Return how many times faster than layer by layer it is."""
     method, merged, _ = result.label.partition(" merge=")
     base = named(found, f"{method} merge=layer") if merged else None
     return base.ms / result.ms if base and base != result else None
 
 
 def scaling(found: Sequence[Result], result: Result) -> float | None:
-    """The scaling factor: how much of the speed of a rank alone is left."""
+    """Return the scaling factor: the share of the speed of a rank alone that is left."""
     alone = named(found, ALONE)
     return alone.ms / result.ms if alone and alone != result and result.ms else None
 
 
 def overhead(found: Sequence[Result], result: Result) -> float | None:
-    """How many milliseconds more than without compression in the same run."""
+    """Return how many milliseconds more than without compression it takes in the same run."""
     base = named(found, *DENSE)
     return result.ms - base.ms if base else None
 
 
 def as_json(found: Sequence[Result]) -> list[dict[str, Any]]:
-    """Ready for JSON, with what is derived."""
     return [
         result._asdict()
         | {

@@ -19,18 +19,18 @@ EXPANSION = 4
 
 
 def linear() -> list[Shape]:
-    """Eight linear layers of 1024 and a head: 8,407,050 parameters in 18 tensors."""
+    """Return eight linear layers of 1024 and a head: 8,407,050 parameters in 18 tensors."""
     widths = [WIDTH] * (DEPTH + 1) + [CLASSES]
     return [shape for i, o in pairwise(widths) for shape in ((o, i), (o,))]
 
 
 def many() -> list[Shape]:
-    """So many small tensors that what counts is the cost of each."""
+    """Return so many small tensors that the cost of each dominates."""
     return [(64, 32)] * 500
 
 
 def resnet50() -> list[Shape]:
-    """ResNet-50 for 1000 classes: 25,557,032 parameters in 161 tensors, in the order of its modules (He et al., 2015).
+    """Return ResNet-50 for 1000 classes: 25,557,032 parameters in 161 tensors, in the order of its modules.
 
     A convolution has a kernel (out, in, k, k) and no bias; the normalisation after it has a scale and a shift.
     """
@@ -60,5 +60,4 @@ SHAPES = {"linear": linear, "resnet50": resnet50, "many": many}
 
 
 def count(shapes: list[Shape]) -> int:
-    """How many numbers there are in all."""
     return sum(map(prod, shapes))

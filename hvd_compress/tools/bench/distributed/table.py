@@ -12,7 +12,6 @@ from hvd_compress.tools.units import NONE, number, size
 
 
 def steps_table(found: Sequence[Result], title: str) -> Grid:
-    """Whole steps."""
     heads = (
         "Method", "Step\nms", "Quartiles\nms", "Scaling\nfactor", f"Faster\nthan {baseline_name(found)}",
         "Faster\nthan layer", "Over\nnone ms", "To\nHorovod", "At the\ndevice",
@@ -39,7 +38,6 @@ def steps_table(found: Sequence[Result], title: str) -> Grid:
 
 
 def exchange_table(found: Sequence[Result], title: str) -> Grid:
-    """Bare exchanges."""
     heads = (
         "Method", "Exchange\nms", "Quartiles\nms", "Faster\nthan layer", f"Faster\nthan {baseline_name(found)}",
         "To\nHorovod", "At the\ndevice", "Calls\nms", "Encode\nms", "Wait\nms", "Decode\nms",
@@ -62,14 +60,12 @@ def exchange_table(found: Sequence[Result], title: str) -> Grid:
 
 
 def memory_table(found: Sequence[Result], title: str, gradient_bytes: int) -> Grid:
-    """Peak memory."""
     heads = ("Method", "Beyond parameters\nand gradients", "x gradients")
     rows = [(one.label, size(one.memory), number((one.memory or 0) / gradient_bytes, 2)) for one in found]
     return Grid(title, heads, rows)
 
 
 def profile_table(result: Result) -> Grid:
-    """Where the time of an entry goes."""
     heads = ("Function", "Calls", "Own ms", "With callees ms")
     rows = [
         (row["function"], number(row["calls"]), number(1000 * row["own"], 2), number(1000 * row["with_callees"], 2))
@@ -79,7 +75,7 @@ def profile_table(result: Result) -> Grid:
 
 
 def bars(found: Sequence[Result]) -> list[Bar]:
-    """One bar for each entry; Horovod's own and the step alone stand back."""
+    """Return a bar for each entry; Horovod's own and the step alone stand back."""
     shown = []
     for one in found:
         alone, gain = one.label == ALONE, speedup(found, one)

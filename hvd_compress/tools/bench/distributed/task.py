@@ -21,121 +21,89 @@ TURN = 4
 
 
 class Entry(NamedTuple):
-    """A row of the comparison.
+    """A row of the comparison."""
 
-    Attributes:
-        label: Its name in tables.
-        spec: Of the method, or the name of Horovod's own compression; empty for none at all.
-        horovod: Whether it is Horovod's own.
-        merge: How gradients are merged; None for the default.
-    """
-
-    label: str
-    spec: str = ""
-    horovod: bool = False
-    merge: Merge | None = None
+    label: str  # The name in tables
+    spec: str = ""  # A spec, or the name of Horovod's own compression; empty for no exchange at all
+    horovod: bool = False  # Whether it is Horovod's own
+    merge: Merge | None = None  # The merge policy; None for the default
 
     @property
     def warmup(self) -> int:
-        """Steps that it needs before it is what it will be."""
+        """Steps until it is as fast as it will be."""
         if self.horovod or not self.spec or parse(self.spec).linear:
             return 0
         merge: Merge = DEFAULT_MERGE if self.merge is None else self.merge
         return SEARCH_STEPS if merge == "auto" else 0
 
     def compression(self, ours: Any, horovods: Any) -> Any:
-        """Make it from the ``Compression`` of this package or of Horovod; None for none at all."""
+        """Make it from the ``Compression`` of this package or of Horovod; None for no exchange at all."""
         if self.horovod:
             return getattr(horovods, self.spec)
         return ours.parse(self.spec, **({} if self.merge is None else {"merge": self.merge})) if self.spec else None
 
 
 class Task(NamedTuple):
-    """What a job measures.
+    """The task of a job."""
 
-    Attributes:
-        what: ``"steps"``, ``"exchange"`` or ``"memory"``.
-        model: A key of `hvd_compress.tools.bench.distributed.shapes.SHAPES`.
-        entries: What is compared.
-        steps: Measured steps of each entry.
-        warmup: Steps of each before, at least.
-        profiled: Steps of each under a profiler, after all is measured.
-        reports: The folder for the workers' reports.
-    """
-
-    what: str
-    model: str
-    entries: list[Entry]
-    steps: int
-    warmup: int
-    profiled: int
-    reports: str
+    what: str  # ``"steps"``, ``"exchange"`` or ``"memory"``
+    model: str  # A key of `SHAPES`
+    entries: list[Entry]  # What is compared
+    steps: int  # Measured steps of each entry
+    warmup: int  # Steps of each before, at least
+    profiled: int  # Steps of each under a profiler, after all is measured
+    reports: str  # The folder for the workers' reports
 
     @property
     def turns(self) -> int:
-        """How often each entry has its turn."""
         return -(-self.steps // TURN)
 
     @property
     def parts(self) -> int:
-        """How many lines the report of a rank will have."""
+        """The lines that the report of a rank will have."""
         if self.what == "memory":
             return len(self.entries) - 1
         return len(self.entries) * (self.turns + 1 + bool(self.profiled))
 
     def write(self, path: Path) -> None:
-        """For the workers."""
         path.write_text(json.dumps(self._asdict() | {"entries": [entry._asdict() for entry in self.entries]}))
 
     @classmethod
     def read(cls, path: Path) -> Task:
-        """In a worker."""
         found = json.loads(path.read_text())
         return cls(**found | {"entries": [Entry(**entry) for entry in found["entries"]]})
 
     def report(self, rank: int) -> Path:
-        """Where a rank writes: one JSON object a line."""
+        """Return the report of a rank: one JSON object per line."""
         return Path(self.reports) / f"rank{rank}.jsonl"
 
 
 class Part(NamedTuple):
-    """A line of a report: what one rank has measured in one turn of an entry.
+    """A line of a report: the measurements of one rank in one turn of an entry."""
 
-    Attributes:
-        entry: Its index.
-        seconds: Of each step.
-        sent: Bytes that left the network device, None if it is not known.
-        received: Bytes that came in there.
-        payload: Bytes handed to Horovod.
-        encode: Seconds in compress.
-        wait: Seconds of waiting in decompress; None if it is not measured.
-        decode: Seconds in decompress without waiting.
-        called: Seconds in compress and decompress as Horovod sees it, without waiting.
-        memory: Peak bytes beyond those of the step alone.
-        profile: Rows of a profile.
-    """
-
-    entry: int
+    entry: int  # The index of the entry
+    # One for each step
     seconds: list[float] = []  # noqa: RUF012
-    sent: int | None = None
-    received: int | None = None
-    payload: int = 0
-    encode: float | None = None
-    wait: float | None = None
-    decode: float | None = None
-    called: float | None = None
-    memory: int | None = None
+    sent: int | None = None  # Bytes that left the network device; None if unknown
+    received: int | None = None  # Bytes that it received
+    payload: int = 0  # Bytes handed to Horovod
+    encode: float | None = None  # Seconds in compress
+    wait: float | None = None  # Seconds of waiting in decompress; None if unknown
+    decode: float | None = None  # Seconds in decompress without waiting
+    called: float | None = None  # Seconds in compress and decompress as Horovod sees it, without waiting
+    memory: int | None = None  # Peak bytes beyond those of the step alone
+    # The rows of a profile
     profile: list[dict[str, Any]] = []  # noqa: RUF012
 
 
 def read_report(path: Path) -> list[Part]:
-    """What a rank has written so far."""
+    """Return what a rank has written so far."""
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [Part(**json.loads(line)) for line in lines]
 
 
 def entries(specs: list[str], merges: list[Merge | None], against_horovod: bool) -> list[Entry]:
-    """What is compared: the step alone, Horovod's own compression if wanted, and each method with each partition.
+    """Return what is compared: the step alone, Horovod's own methods if asked for, and each method with each partition.
 
     Raises:
         SpecError: If a spec or a partition cannot be, or is given twice.

@@ -63,11 +63,10 @@ class TorchSubject:
 
     @property
     def called(self) -> float | None:
-        """Seconds in compress and decompress, without waiting."""
         return self._clock.seconds if self._clock else None
 
     def step(self) -> float:
-        """Make a step, or in ``exchange`` only the backward pass and what it sets off."""
+        """Make a step; of ``exchange``, only the backward pass and what it sets off count."""
         if not self._exchange:
             begin = time.perf_counter()
             self._optimizer.zero_grad()
@@ -83,17 +82,15 @@ class TorchSubject:
         return time.perf_counter() - begin
 
     def release(self) -> None:
-        """Drop the gradients."""
         for parameter in self._parameters:
             parameter.grad = None
 
     def stats(self) -> Stats | None:
-        """Of the compression."""
         return self._clock.stats() if self._clock else None
 
 
 class Clock:
-    """Stands between Horovod and a compression, and takes the time of its calls, without that in which they wait."""
+    """A compression whose calls are timed, without the time in which they wait."""
 
     def __init__(self, compression: Any) -> None:
         self._compression = compression
@@ -101,27 +98,22 @@ class Clock:
         self.seconds = 0.0
 
     def compress(self, tensor: Tensor) -> Any:
-        """Pass it on."""
         lap = self._meter.begin()
         result = self._compression.compress(tensor)
         self.seconds += self._meter.lap(lap)
         return result
 
     def decompress(self, tensor: Tensor, context: Any) -> Any:
-        """Pass it on."""
         lap = self._meter.begin()
         result = self._compression.decompress(tensor, context)
         self.seconds += self._meter.lap(lap)
         return result
 
     def stats(self) -> Stats | None:
-        """Of the compression, if it is of this package."""
         return self._compression.stats() if hasattr(self._compression, "stats") else None
 
 
 class TorchBench(TorchRank):
-    """Entries in PyTorch."""
-
     def __init__(self) -> None:
         torch.set_num_threads(1)
         super().__init__()
@@ -130,7 +122,6 @@ class TorchBench(TorchRank):
         self._made = 0
 
     def make(self, entry: Entry, what: str, model: str) -> TorchSubject:
-        """Make an entry ready."""
         shapes = SMALL if model == "small" else SHAPES[model]()
         if model not in self._weights:
             self._weights[model] = [from_numpy(value) for value in weights(shapes)]
@@ -146,7 +137,7 @@ class TorchBench(TorchRank):
         return TorchSubject(parameters, loss, optimizer, clock, what == "exchange")
 
     def _ready(self, model: str, shapes: Sequence[Shape]) -> Callable[[Sequence[Tensor]], Tensor]:
-        """A loss whose gradients are there already; backward hands them out, the last parameter first."""
+        """Return a loss whose gradients are there already; backward hands them out, the last parameter first."""
         if model not in self._gradients:
             rng = np.random.default_rng((1, self.rank))
             given = [from_numpy(0.01 * rng.standard_normal(shape, np.float32)) for shape in shapes]
@@ -180,12 +171,12 @@ _READY: Any = _Ready
 
 
 def from_numpy(array: Any) -> Tensor:
-    """A tensor in numpy's memory, which lies on large pages."""
+    """Return a tensor in numpy's memory, which lies on large pages."""
     return torch.from_numpy(array)
 
 
 def weights(shapes: Sequence[Shape]) -> Iterator[Any]:
-    """Initial weights: of He et al.'s variance; 1 for the scale that follows the kernel of a convolution."""
+    """Yield initial weights: of He et al.'s variance; 1 for the scale that follows the kernel of a convolution."""
     rng, before = np.random.default_rng(0), 0
     for shape in shapes:
         if len(shape) > 1:
@@ -196,7 +187,6 @@ def weights(shapes: Sequence[Shape]) -> Iterator[Any]:
 
 
 def linear(rank: int) -> Callable[[Sequence[Tensor]], Tensor]:
-    """A loss of linear layers with ReLU between them."""
     draw = torch.Generator().manual_seed(rank)
     inputs = torch.randn(BATCH, WIDTH, generator=draw)
     labels = torch.randint(CLASSES, (BATCH,), generator=draw)
@@ -211,7 +201,6 @@ def linear(rank: int) -> Callable[[Sequence[Tensor]], Tensor]:
 
 
 def resnet50(rank: int) -> Callable[[Sequence[Tensor]], Tensor]:
-    """A loss of ResNet-50."""
     draw = torch.Generator().manual_seed(rank)
     images = torch.randn(IMAGES, 3, SIDE, SIDE, generator=draw)
     labels = torch.randint(1000, (IMAGES,), generator=draw)

@@ -17,19 +17,12 @@ _CODE, _SHARE = Code("max", 4, 512), 100
 
 
 class Line(NamedTuple):
-    """A result, in plain copies of the array.
-
-    Attributes:
-        name: Of the primitive.
-        kernel: A compiled loop behind ``tf.numpy_function``; this is what the package does on CPUs.
-        xla: The composition of TensorFlow's operations, with ``jit_compile=True``.
-        plain: The same without.
-    """
+    """A result, in plain copies of the array."""
 
     name: str
-    kernel: float
-    xla: float
-    plain: float
+    kernel: float  # A compiled loop behind ``tf.numpy_function``, as the package uses it on CPUs
+    xla: float  # The composition of TensorFlow's operations, with ``jit_compile=True``
+    plain: float  # The same without
 
 
 NAMES = ("4 bits: compensate, quantise, pack, retain", "4 bits: unpack and add up 2", "exact top 1%")
@@ -65,7 +58,7 @@ def measure(n: int, turns: int, progress: Callable[[str], None] = lambda name: N
 
 
 def _primitives(tf: Any, ops: Any, n: int) -> list[tuple[Callable[..., Any], list[Any]]]:
-    """The primitives, in the order of their names, and what they are called with."""
+    """Return the primitives in the order of their names, with their arguments."""
     x, late = (tf.constant(np.random.default_rng(seed).standard_normal(n, np.float32)) for seed in range(2))
     data, _ = ops.quantise(x, _CODE, 1)
     return [

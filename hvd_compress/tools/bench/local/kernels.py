@@ -18,37 +18,22 @@ _RANKS, _SHARE = 4, 100
 
 
 class Operation(NamedTuple):
-    """What is timed.
-
-    Attributes:
-        name: What it does.
-        run: Do it.
-        passes: How often as many bytes as the array has are read or written at least.
-        peer: The name of what it is an alternative to, timed as well.
-    """
+    """A function to time."""
 
     name: str
     run: Callable[[], object]
-    passes: float
-    peer: str = ""
+    passes: float  # Least reads and writes, in units of the array
+    peer: str = ""  # The name of an alternative, timed as well
 
 
 class Line(NamedTuple):
-    """A result.
-
-    Attributes:
-        name: Of the operation.
-        ms: What it takes.
-        ratio: In plain copies.
-        gb_per_s: Bytes that have to be read and written, by the time.
-        faster: How many times faster than its peer it is.
-    """
+    """A result."""
 
     name: str
-    ms: float
-    ratio: float
-    gb_per_s: float
-    faster: float | None = None
+    ms: float  # The time
+    ratio: float  # The time in plain copies
+    gb_per_s: float  # Bytes that have to be read and written, by the time
+    faster: float | None = None  # Speedup over its peer
 
 
 def measure(n: int, turns: int, progress: Callable[[str], None] = lambda name: None) -> list[Line]:
@@ -71,7 +56,6 @@ def measure(n: int, turns: int, progress: Callable[[str], None] = lambda name: N
 
 
 def names() -> list[str]:
-    """The names of all operations."""
     return ["plain copy", *(operation.name for operation in [*_operations(64), *_peers(64)])]
 
 
@@ -120,7 +104,7 @@ def _operations(n: int) -> Iterator[Operation]:
 
 
 def _codes(cpu: Any, n: int, x: Floats, residual: Floats, out: Floats) -> Iterator[Operation]:
-    """Codes of a few bits; what is compressed is what was left the time before."""
+    """Yield the codes of a few bits; each compresses what was left the time before."""
     for bits in (2, 3, 4, 8):
         code = Code("max", bits, 512)
         left = x.copy()
@@ -141,7 +125,7 @@ _TOP = "exact top 1%"
 
 
 def _peers(n: int) -> Iterator[Operation]:
-    """What else there is on this machine."""
+    """Yield alternatives that are installed."""
     try:
         import torch
     except ImportError:
@@ -151,7 +135,7 @@ def _peers(n: int) -> Iterator[Operation]:
 
 
 def compiled() -> Any:
-    """The kernels.
+    """Return the kernels.
 
     Raises:
         MissingPackageError: If numba is not installed.

@@ -23,44 +23,25 @@ from hvd_compress.tools.bench.vnmse import error
 
 
 class Line(NamedTuple):
-    """A result; times are of one rank and one step, medians.
-
-    Attributes:
-        spec: Of the method.
-        encode_ms: From the gradient to the last payload, with all that is kept for the next step.
-        decode_ms: From what the last collective gives to the total.
-        encode: The same in plain copies of the gradient.
-        decode: The same in plain copies of the gradient.
-        bits: That a rank hands to collectives, for each coordinate.
-        vnmse: Of the mean of the first step; see `hvd_compress.tools.bench.vnmse`.
-    """
+    """A result; times are of one rank and one step, medians."""
 
     spec: str
-    encode_ms: float
-    decode_ms: float
-    encode: float
-    decode: float
-    bits: float
-    vnmse: float
+    encode_ms: float  # From the gradient to the last payload, with all that is kept for the next step
+    decode_ms: float  # From what the last collective gives to the total
+    encode: float  # The same in plain copies of the gradient
+    decode: float  # The same in plain copies of the gradient
+    bits: float  # Payload bits per coordinate
+    vnmse: float  # vNMSE of the mean of the first step
 
 
 class Step(NamedTuple):
-    """A step of several ranks in one process, of which one was timed.
+    """A step of several ranks in one process, of which one was timed."""
 
-    Attributes:
-        encode: Seconds before the last collective.
-        decode: Seconds after it.
-        copy: Seconds of a plain copy of the gradient.
-        sent: Bytes that a rank handed to collectives.
-        total: The sum.
-        states: The states of all ranks.
-    """
-
-    encode: float
-    decode: float
-    copy: float
-    sent: int
-    total: Array
+    encode: float  # Seconds before the last collective
+    decode: float  # Seconds after it
+    copy: float  # Seconds of a plain copy of the gradient
+    sent: int  # Bytes that a rank handed to collectives
+    total: Array  # The sum over ranks
     states: list[State]
 
 

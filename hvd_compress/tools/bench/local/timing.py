@@ -14,24 +14,18 @@ Floats = npt.NDArray[np.float32]
 
 
 class Timed(NamedTuple):
-    """Medians over several turns, in seconds.
-
-    Attributes:
-        seconds: What was timed.
-        copy: A copy of the array, in the same turns.
-    """
+    """Medians over several turns, in seconds."""
 
     seconds: float
-    copy: float
+    copy: float  # Seconds of a plain copy of the gradient or array
 
     @property
     def ratio(self) -> float:
-        """How many copies it takes."""
         return self.seconds / self.copy
 
 
 class Copy:
-    """A plain copy of an array.
+    """A plain copy of an array of ``n`` float32.
 
     Args:
         n: How many float32 the array has.
@@ -41,12 +35,11 @@ class Copy:
         self._from, self._to = np.ones(n, np.float32), np.zeros(n, np.float32)
 
     def __call__(self) -> None:
-        """Copy it."""
         np.copyto(self._to, self._from)
 
 
 def timed(function: Callable[[], object], copy: Copy, turns: int) -> Timed:
-    """Time a function and a copy by turns, once each before that does not count."""
+    """Time a function and a copy by turns, after one call of the function that does not count."""
     function()
     own, copies = [], []
     for _ in range(turns):
@@ -56,7 +49,6 @@ def timed(function: Callable[[], object], copy: Copy, turns: int) -> Timed:
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """How long a call takes."""
     begin = time.perf_counter()
     function()
     return time.perf_counter() - begin

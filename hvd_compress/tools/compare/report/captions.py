@@ -13,21 +13,13 @@ if TYPE_CHECKING:
 
 
 class Picture(NamedTuple):
-    """One of them.
+    """A figure of the report."""
 
-    Attributes:
-        name: Of its file, without the suffix.
-        title: Above it.
-        alt: What is in it, for those who do not see it.
-        caption: How it is read.
-        draw: Makes it.
-    """
-
-    name: str
+    name: str  # The name of its file, without the suffix
     title: str
-    alt: str
-    caption: str
-    draw: Callable[[Comparison], Figure]
+    alt: str  # Its content, for those who do not see it
+    caption: str  # How to read it
+    draw: Callable[[Comparison], Figure]  # Draws it
 
 
 _LINES = (

@@ -37,7 +37,7 @@ def framed(height: float, what: str, comparison: Comparison, columns: int = 105)
 
 
 def time_to_target(comparison: Comparison) -> Figure:
-    """How many times as soon as the baseline each method reached the target; the seconds where that did not."""
+    """Draw how many times sooner than the baseline each method reached the target; seconds where that did not."""
     judged, base = judge(comparison), baseline(comparison)
     relative = any(one.spec == base and one.reached for one in judged)
     goal = f"{comparison.goal.metric} {setting(comparison.target)}"
@@ -63,7 +63,7 @@ def time_to_target(comparison: Comparison) -> Figure:
 
 
 def _figures(one: Judgement, relative: bool) -> str:
-    """As in ``4.8 (4.5 to 5.1), in 41.2 s``."""
+    """Write as in ``4.8 (4.5 to 5.1), in 41.2 s``."""
     if one.seconds is None:
         return ""
     only = f", with {one.reached} of {one.seeds} seeds" if one.reached < one.seeds else ""
@@ -74,7 +74,7 @@ def _figures(one: Judgement, relative: bool) -> str:
 
 
 def step_split(comparison: Comparison) -> Figure:
-    """Where the milliseconds of a step go."""
+    """Draw the parts of a step."""
     judged = [one for one in judge(comparison) if one.split]
     drawn, axes = framed(_REST + 0.3 + _ROW * len(judged), "Where the time of a step goes", comparison)
     named: dict[str, Any] = {}
@@ -98,7 +98,7 @@ def step_split(comparison: Comparison) -> Figure:
 
 
 def bytes_per_step(comparison: Comparison) -> Figure:
-    """What is handed to Horovod in a step, beside what passes the device."""
+    """Draw the payload of a step, beside what passes the network device."""
     judged = [one for one in judge(comparison) if one.payload is not None]
     drawn, axes = framed(_REST + 0.3 + 1.5 * _ROW * len(judged), "Bytes in each step", comparison)
     gradients = comparison.outcomes[0].gradient_bytes

@@ -24,25 +24,17 @@ _CLEAR = 3.0
 
 
 class Line(NamedTuple):
-    """A method's curve.
+    """A method's curve."""
 
-    Attributes:
-        at: Seconds or steps.
-        median: Over the seeds that did not diverge, there.
-        low: The least of them.
-        high: The largest of them.
-        lost: The curves of those that diverged, as far as they were finite.
-    """
-
-    at: Floats
-    median: Floats
-    low: Floats
-    high: Floats
-    lost: list[tuple[Floats, Floats]]
+    at: Floats  # Seconds or steps
+    median: Floats  # The median over the seeds that did not diverge
+    low: Floats  # The least of them
+    high: Floats  # The largest of them
+    lost: list[tuple[Floats, Floats]]  # The curves of those that diverged, as far as they were finite
 
 
 def line(outcomes: Sequence[Outcome], by: str, positive: bool = False) -> Line:
-    """The median over seeds, from where all of them are known to where one ends.
+    """Return the median over seeds, from where all of them are known to where one ends.
 
     Args:
         outcomes: Of one method.
@@ -70,14 +62,14 @@ def _finite(outcome: Outcome, by: str, positive: bool) -> tuple[Floats, Floats]:
 
 
 def unequal(comparison: Comparison) -> bool:
-    """Whether trainings took so unequally long that the short ones could not be seen."""
+    """Return whether trainings took so unequally long that the short ones could not be seen."""
     ends = [one.curve[-1].seconds for one in comparison.outcomes if one.curve and not one.diverged]
     ends = [end for end in ends if end > 0]
     return bool(ends) and max(ends) > LOG_FROM * min(ends)
 
 
 def limits(comparison: Comparison) -> tuple[float, float] | None:
-    """From where to where the metric is drawn: where the trainings end that count, and not where all begin.
+    """Return the range of the metric to draw: where the trainings end that count, and not where all begin.
 
     A perplexity falls from thousands to a hundred, and what tells methods apart is at the end. What counts is the
     target, where the baseline ends, and where those end that reached the target.

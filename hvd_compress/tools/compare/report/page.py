@@ -39,7 +39,7 @@ def write(comparison: Comparison, folder: Path) -> None:
 
 
 def html(comparison: Comparison, drawn: Mapping[str, bytes]) -> str:
-    """The page.
+    """Return the page.
 
     Args:
         comparison: What was found.
@@ -63,7 +63,7 @@ def html(comparison: Comparison, drawn: Mapping[str, bytes]) -> str:
 
 
 def _image(drawn: Figure, kind: str) -> bytes:
-    """The same figure gives the same bytes."""
+    """Return an image; the same figure gives the same bytes."""
     import matplotlib
 
     file = io.BytesIO()

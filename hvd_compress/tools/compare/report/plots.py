@@ -23,8 +23,6 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)))
 
 
 class Look(NamedTuple):
-    """The colour and the dash of a method's line."""
-
     colour: str
     dash: Any
 
@@ -36,12 +34,10 @@ def looks(comparison: Comparison) -> dict[str, Look]:
 
 
 def metric_by_time(comparison: Comparison) -> Figure:
-    """The metric against seconds of training."""
     return _metric(comparison, "seconds", unequal(comparison))
 
 
 def metric_by_steps(comparison: Comparison) -> Figure:
-    """The metric against steps."""
     return _metric(comparison, "step")
 
 
@@ -71,7 +67,7 @@ def _metric(comparison: Comparison, by: str, log: bool = False) -> Figure:
 
 
 def _scale(axes: Axes, bounds: Bounds, begin: float) -> None:
-    """From the first moment that is seen; 0 for an axis that is not logarithmic."""
+    """Begin at the first moment that is seen; 0 for an axis that is not logarithmic."""
     if bounds:
         axes.set_ylim(*bounds)
     high = axes.get_xlim()[1]
@@ -81,7 +77,7 @@ def _scale(axes: Axes, bounds: Bounds, begin: float) -> None:
 
 
 def _draw(axes: Axes, found: Line, look: Look, strong: bool) -> Any:
-    """Median, band, and the trainings that diverged, each to its end; the result stands in the legend."""
+    """Draw median, band, and the trainings that diverged; return what stands in the legend."""
     style: dict[str, Any] = {"color": look.colour, "ls": look.dash}
     for x, y in found.lost:
         axes.plot(x, y, lw=0.8, **style)

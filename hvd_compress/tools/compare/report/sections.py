@@ -25,7 +25,6 @@ _MARKS = {
 
 
 def head(comparison: Comparison, title: str) -> str:
-    """What was compared."""
     what = [
         comparison.framework,
         counted(comparison.size, "rank"),
@@ -38,7 +37,6 @@ def head(comparison: Comparison, title: str) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """In words."""
     first, *rest = (_with_code(sentence, comparison.methods) for sentence in words(comparison))
     pays = any(_MARKS.get(one.verdict) == "good" for one in judge(comparison))
     more = f"\n<ul>{''.join(f'<li>{one}</li>' for one in rest)}</ul>" if rest else ""
@@ -46,7 +44,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def _with_code(sentence: str, methods: Iterable[str]) -> str:
-    """A sentence in which methods stand out."""
+    """Mark the methods in a sentence."""
     specs = sorted((escape(one) for one in methods), key=len, reverse=True)
     found = "|".join(re.escape(one) + (r"(?= \(no)" if one == "none" else "") for one in specs)
     pattern = rf"(?<![\w:=,.])({found})(?![\w:=]|,\w)"
@@ -54,12 +52,11 @@ def _with_code(sentence: str, methods: Iterable[str]) -> str:
 
 
 def _breakable(spec: str) -> str:
-    """A spec, as HTML already, that is broken where people would."""
+    """Let a spec, as HTML, break at its punctuation."""
     return re.sub("([:,])", r"\1<wbr>", spec)
 
 
 def main_table(comparison: Comparison) -> str:
-    """All methods."""
     _, *figures, last = columns(comparison)
     rows = []
     for one in judge(comparison):
@@ -82,7 +79,7 @@ def _under(cell: Cell) -> str:
 
 
 def figure(title: str, source: str, alt: str, caption: str) -> str:
-    """A picture, which scrolls on narrow screens."""
+    """Return a picture that scrolls on narrow screens."""
     box = f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}">'
     return (
         f"<h2>{escape(title)}</h2>\n<figure>\n{box}"
@@ -91,7 +88,7 @@ def figure(title: str, source: str, alt: str, caption: str) -> str:
 
 
 def split_table(comparison: Comparison) -> str:
-    """The parts of a step as figures; those that were not measured are marked."""
+    """Return the parts of a step as figures; those that were not measured are marked."""
     rows = []
     for one in judge(comparison):
         if one.split is None:
@@ -105,7 +102,7 @@ def split_table(comparison: Comparison) -> str:
 
 
 def rates(comparison: Comparison) -> str:
-    """The learning rates that were tried, if there were several."""
+    """Return the learning rates that were tried, if there were several."""
     if not comparison.tried:
         return ""
     known = [(one, "tried") for one in comparison.tried]
@@ -129,7 +126,6 @@ def _rate(one: Outcome, what: str, aim: float) -> list[str]:
 
 
 def failures(comparison: Comparison) -> str:
-    """What could not be done."""
     told = []
     for one in comparison.failures:
         rate = "" if one.lr is None else f", learning rate {setting(one.lr)}"
@@ -140,7 +136,7 @@ def failures(comparison: Comparison) -> str:
 
 
 def how(comparison: Comparison) -> str:
-    """How to do it again, on what it was done, and how."""
+    """Return how to reproduce the comparison, its machine, and how it was measured."""
     conditions = [[escape(name), escape(_value(value))] for name, value in comparison.conditions.items()]
     notes = "".join(f"<li>{escape(one)}</li>" for one in MEASURED)
     parts = [
@@ -164,7 +160,7 @@ def _value(value: Any) -> str:
 
 
 def _table(label: str, heads: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """A table that scrolls in a box of its own; cells are HTML already."""
+    """Return a table that scrolls in a box of its own; cells are HTML already."""
     top = "".join(f'<th scope="col">{escape(one)}</th>' for one in heads)
     body = "\n".join(
         f'<tr><th scope="row">{_breakable(row[0])}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>'

@@ -25,33 +25,22 @@ PAGE = 1000
 
 
 class Cell(NamedTuple):
-    """What stands in a table.
-
-    Attributes:
-        text: The figure.
-        under: More of it, in small: from where to where it goes over the seeds.
-    """
+    """A cell of a table."""
 
     text: str
-    under: str = ""
+    under: str = ""  # More of it, in small: the range over the seeds
 
 
 class Column(NamedTuple):
-    """A column.
-
-    Attributes:
-        head: Its head.
-        cell: What it says of a method.
-        width: Terminals with fewer columns do without it.
-    """
+    """A column of a table."""
 
     head: str
     cell: Callable[[Judgement], Cell]
-    width: int = 0
+    width: int = 0  # Terminals with fewer columns do without it
 
 
 def columns(comparison: Comparison, width: int = PAGE) -> list[Column]:
-    """What is told of each method, the method first and the verdict last; nothing of what is known of none."""
+    """Return the columns, the method first and the verdict last, without those that are known of no method."""
     metric = comparison.goal.metric if comparison.outcomes else ""
     found = [
         Column("Learning rate", lambda one: Cell(NONE if one.lr is None else setting(one.lr)), PAGE),
@@ -83,7 +72,7 @@ def columns(comparison: Comparison, width: int = PAGE) -> list[Column]:
 
 
 def main_table(comparison: Comparison, width: int = WIDE) -> Table:
-    """For a terminal of so many columns; the narrow ones, from 80 on, get less."""
+    """Return a table for a terminal of so many columns; narrow ones, from 80 on, get fewer."""
     title = f"{comparison.task}, {comparison.framework}, {comparison.where}; target: {target(comparison)}"
     drawn = plain(escape(title), int(width >= WIDE), title_justify="left")
     chosen = columns(comparison, width)
@@ -100,7 +89,6 @@ def main_table(comparison: Comparison, width: int = WIDE) -> Table:
 
 
 def markdown(comparison: Comparison) -> str:
-    """Return a table in Markdown."""
     chosen = columns(comparison)
     rows = [[column.head for column in chosen]]
     rows += [[_inline(column.cell(one)) for column in chosen] for one in judge(comparison)]
@@ -109,7 +97,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def target(comparison: Comparison) -> str:
-    """What is good enough, as in ``accuracy of at least 0.9``."""
+    """Return the target, as in ``accuracy of at least 0.9``."""
     if not comparison.outcomes:
         return setting(comparison.target)
     goal = comparison.goal

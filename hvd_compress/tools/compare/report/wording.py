@@ -42,7 +42,7 @@ def _with(found: Iterable[Judgement], verdict: Verdict) -> list[Judgement]:
 
 
 def _against(base: Judgement, rest: Sequence[Judgement], goal: str) -> list[str]:
-    """What can be said where the baseline reached the target."""
+    """Tell what follows where the baseline reached the target."""
     pays, slow = _with(rest, Verdict.PAYS), _with(rest, Verdict.DOES_NOT_PAY)
     name = named(base.spec)
     told = [f"No method pays here: not one reaches {goal} sooner than {name} with every seed."]
@@ -61,7 +61,7 @@ def _against(base: Judgement, rest: Sequence[Judgement], goal: str) -> list[str]
 
 
 def _without(comparison: Comparison, found: Sequence[Judgement], rest: Sequence[Judgement], goal: str) -> list[str]:
-    """What can be said where neither of Horovod's own did."""
+    """Tell what follows where neither of Horovod's own methods did."""
     there = _with(rest, Verdict.REACHED)
     if not there:
         return [f"No method reached {goal}, so that none can be judged by it."]
@@ -70,7 +70,7 @@ def _without(comparison: Comparison, found: Sequence[Judgement], rest: Sequence[
 
 
 def _missed(comparison: Comparison, one: Judgement, goal: str) -> str:
-    """How a method missed the target."""
+    """Tell how a method missed the target."""
     trained = max((run.seconds for run in comparison.of(one.spec)), default=0.0)
     how = {
         Verdict.DIVERGED: "diverged",
@@ -80,7 +80,7 @@ def _missed(comparison: Comparison, one: Judgement, goal: str) -> str:
 
 
 def _time(one: Judgement) -> str:
-    """As in ``198 s (190 to 205), with 2 of 3 seeds``."""
+    """Write as in ``198 s (190 to 205), with 2 of 3 seeds``."""
     if one.seconds is None:
         return "no time that is known"
     reaches = span(one.seconds, seconds)
@@ -92,7 +92,7 @@ def _only(one: Judgement) -> str:
 
 
 def _sooner(one: Judgement, base: Judgement) -> str:
-    """As in ``4.8 times as soon as fp16 (4.5 to 5.1 over 3 seeds)``."""
+    """Write as in ``4.8 times as soon as fp16 (4.5 to 5.1 over 3 seeds)``."""
     if one.ratio is None:
         return f"with other seeds than {named(base.spec)}"
     reaches = span(one.ratio, times)
@@ -101,7 +101,7 @@ def _sooner(one: Judgement, base: Judgement) -> str:
 
 
 def _times(one: Judgement, base: Judgement) -> str:
-    """In short, as in ``4.8 times as soon; 4.5 to 5.1``."""
+    """Write in short, as in ``4.8 times as soon; 4.5 to 5.1``."""
     if one.ratio is None:
         return f"with other seeds than {named(base.spec)}"
     reaches = span(one.ratio, times)

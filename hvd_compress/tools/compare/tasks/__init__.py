@@ -33,7 +33,7 @@ _EXTRAS = {"torch": "torch", "keras": "tensorflow"}
 
 
 def find(name: str, framework: str) -> Builder:
-    """Find what makes a training of a task. This loads the framework.
+    """Find the builder of a task. This loads the framework.
 
     Args:
         name: One of `TASKS`, or ``module:function``; the module is looked for in the working directory first.

@@ -30,30 +30,20 @@ _MAGIC = b"\x00\x00\x08"
 
 
 class Images(NamedTuple):
-    """Grey images of ten classes.
+    """Grey images of ten classes."""
 
-    Attributes:
-        train: To train on, of shape ``(count, height, width)``, as unsigned bytes.
-        train_labels: Their classes.
-        test: To evaluate on.
-        test_labels: Their classes.
-        mean: Of the pixels that the model sees, this is subtracted,
-        deviation: and then they are divided by that.
-    """
-
-    train: Arr
+    train: Arr  # Unsigned bytes of shape ``(count, height, width)``
     train_labels: Arr
     test: Arr
     test_labels: Arr
-    mean: float
-    deviation: float
+    mean: float  # What is subtracted from the pixels before the model sees them,
+    deviation: float  # and what they are divided by then
 
     def scaled(self, pixels: Arr) -> Arr:
-        """What the model sees of some images."""
         return (pixels.astype(np.float32) - np.float32(self.mean)) / np.float32(self.deviation)
 
     def test_share(self, setting: Setting, most: int | None = None) -> tuple[Arr, Arr]:
-        """A rank's share of the test images and labels.
+        """Return a rank's share of the test images and labels.
 
         Args:
             setting: Tells the rank.
@@ -70,7 +60,7 @@ class Images(NamedTuple):
 
 
 def check_count(count: int, batch: int, setting: Setting) -> None:
-    """See to it that an epoch has a step.
+    """Check that an epoch has at least one step.
 
     Raises:
         SpecError: If there are too few images.
@@ -83,7 +73,7 @@ def check_count(count: int, batch: int, setting: Setting) -> None:
 
 
 def deal(count: int, batch: int, setting: Setting, epoch: int) -> Iterator[Arr]:
-    """Which samples this rank's minibatches of an epoch have.
+    """Yield the samples of this rank's minibatches of an epoch.
 
     All samples are put in an order of the seed and the epoch, and the ranks take turns; what does not suffice for a
     minibatch on each rank is left out. So a step of all ranks together has the same samples with any number of ranks.
@@ -102,7 +92,7 @@ def deal(count: int, batch: int, setting: Setting, epoch: int) -> Iterator[Arr]:
 
 
 def digits() -> Images:
-    """scikit-learn's handwritten digits, 8x8, divided as in ``examples/pytorch/digits.py``.
+    """Return scikit-learn's handwritten digits, 8x8, divided as in ``examples/pytorch/digits.py``.
 
     Raises:
         MissingPackageError: If scikit-learn is not installed.
@@ -121,7 +111,7 @@ def digits() -> Images:
 
 
 def fashion(folder: str = "") -> Images:
-    """Fashion-MNIST, 28x28, from the four files of its authors, packed by gzip or not.
+    """Return Fashion-MNIST, 28x28, from the four files of its authors, packed by gzip or not.
 
     Args:
         folder: Where they are; empty for `FASHION`.

@@ -17,21 +17,15 @@ Options = TypeVar("Options", bound="NoOptions")
 
 @dataclass(frozen=True)
 class NoOptions:
-    """Of a task that has none."""
+    """No options."""
 
 
 @dataclass(frozen=True)
 class FashionOptions(NoOptions):
-    """Of ``fashion``.
+    """The options of ``fashion``."""
 
-    Attributes:
-        batch: Images in a step, of all ranks together.
-        test: How many of the test images the model is evaluated on, the first ones: all 10,000 take longer than 20
-            steps of training.
-    """
-
-    batch: int = 128
-    test: int = 2000
+    batch: int = 128  # Images in a step, of all ranks together
+    test: int = 2000  # Test images that the model is evaluated on, the first ones; all 10,000 take long
 
     def __post_init__(self) -> None:
         _at_least_1(self, "batch", "test")
@@ -39,23 +33,14 @@ class FashionOptions(NoOptions):
 
 @dataclass(frozen=True)
 class LmOptions(NoOptions):
-    """Of ``lm``.
+    """The options of ``lm``."""
 
-    Attributes:
-        vocabulary: How many words are known, the most frequent ones; all others are one, ``<unk>``.
-        hidden: The width of the embedding and of both layers.
-        dropout: How many activations between layers are dropped in training, as a fraction.
-        batch: Sequences in a step, of all ranks together.
-        words: How many of the text are used, the first ones, with punctuation marks; 0 for all.
-        test: How many words the model is evaluated on, of the twentieth of the text that it is not trained on.
-    """
-
-    vocabulary: int = 10_000
-    hidden: int = 100
-    dropout: float = 0.0
-    batch: int = 20
-    words: int = 0
-    test: int = 10_000
+    vocabulary: int = 10_000  # Known words, the most frequent ones; all others are one, ``<unk>``
+    hidden: int = 100  # The width of the embedding and of both layers
+    dropout: float = 0.0  # The fraction of activations between layers that are dropped in training
+    batch: int = 20  # Sequences in a step, of all ranks together
+    words: int = 0  # Words of the text that are used, the first ones, with punctuation marks; 0 for all
+    test: int = 10_000  # Words that the model is evaluated on, of the twentieth of the text that it is not trained on
 
     def __post_init__(self) -> None:
         _at_least_1(self, "hidden", "batch", "test")
@@ -79,7 +64,7 @@ def read(kind: type[Options], task: str, given: Mapping[str, str]) -> Options:
 
 
 def share_of(batch: int, setting: Setting) -> int:
-    """How many of a batch a rank has; what cannot be dealt out equally is left out.
+    """Return a rank's share of a batch; what cannot be dealt out equally is left out.
 
     Raises:
         SpecError: If there are more ranks.

@@ -31,17 +31,11 @@ _EXAMPLE = (
 
 
 class Text(NamedTuple):
-    """A text in two parts.
+    """A text in two parts."""
 
-    Attributes:
-        words: The vocabulary: what a number means.
-        train: To train on.
-        test: To evaluate on: the twentieth block of 500 words, the fortieth and so on, so that both parts are alike.
-    """
-
-    words: list[str]
+    words: list[str]  # The vocabulary: the word of each number
     train: Arr
-    test: Arr
+    test: Arr  # The twentieth block of 500 words, the fortieth and so on, so that both parts are alike
 
 
 def read(path: str, vocabulary: int, most: int = 0) -> Text:
@@ -96,7 +90,7 @@ def _numbered(content: str, most: int) -> tuple[list[str], Arr]:
 
 
 def streams(numbers: Arr, batch: int, setting: Setting, least: int, most: int | None = None) -> Arr:
-    """This rank's sequences, of shape ``(batch, length)``: a text cut into as many as all ranks have together.
+    """Return this rank's sequences, of shape ``(batch, length)``, of a text cut into those of all ranks.
 
     Args:
         numbers: The text.
@@ -123,5 +117,5 @@ def streams(numbers: Arr, batch: int, setting: Setting, least: int, most: int | 
 
 
 def turned(numbers: Arr, setting: Setting, epoch: int) -> Arr:
-    """A text that begins at another place in each epoch and with each seed; its beginning follows its end."""
+    """Rotate a text to another beginning for each epoch and seed."""
     return np.roll(numbers, -int(np.random.default_rng((setting.seed, epoch)).integers(len(numbers))))

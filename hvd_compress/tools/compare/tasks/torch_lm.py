@@ -25,21 +25,15 @@ _CHUNK = 100
 
 
 class Batch(NamedTuple):
-    """Some words of each sequence.
+    """A piece of each sequence."""
 
-    Attributes:
-        inputs: Of shape ``(batch, words)``.
-        targets: The words that follow.
-        first: Whether it is the first minibatch of an epoch, so that no state comes before it.
-    """
-
-    inputs: Tensor
-    targets: Tensor
-    first: bool
+    inputs: Tensor  # Of shape ``(batch, words)``
+    targets: Tensor  # The words that follow
+    first: bool  # Whether it is the first minibatch of an epoch, so that no state comes before it
 
 
 class LanguageModel(nn.Module):
-    """An LSTM that guesses the next word; the embedding of words serves as the output layer, too."""
+    """An LSTM that predicts the next word; the embedding of words serves as the output layer, too."""
 
     def __init__(self, words: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -50,13 +44,13 @@ class LanguageModel(nn.Module):
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
 
     def forward(self, inputs: Tensor, state: State | None) -> tuple[Tensor, State]:
-        """From words to what follows each of them, as logits, and the state after the last."""
+        """Return what follows each word, as logits, and the state after the last."""
         outputs, state = self.lstm(self.dropout(self.embedding(inputs)), state)
         return functional.linear(self.dropout(outputs), self.embedding.weight, self.bias), state
 
 
 def lm(setting: Setting) -> Training:
-    """A language model of the text ``setting.data``; see `LmOptions`. SGD has no momentum."""
+    """Make a training of a language model on the text ``setting.data``; see `LmOptions`. SGD has no momentum."""
     options = read(LmOptions, "lm", setting.options)
     found = text.read(setting.data, options.vocabulary, options.words)
     task = _Modelling(found, setting, share_of(options.batch, setting), options.test)
@@ -86,19 +80,17 @@ class _Modelling:
         self._state: State | None = None
 
     def batches(self, epoch: int) -> Iterator[Batch]:
-        """Of this rank."""
         turned = text.turned(self._train, self._setting, epoch)
         mine = text.streams(turned, self._batch, self._setting, BPTT + 1)
         return _batches(mine[:, : (mine.shape[1] - 1) // BPTT * BPTT + 1], BPTT)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The cross entropy."""
         logits, state = model(batch.inputs, None if batch.first else self._state)
         self._state = (state[0].detach(), state[1].detach())
         return functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
 
     def evaluate(self, model: nn.Module) -> float:
-        """The mean cross entropy of a word."""
+        """Return the mean cross entropy of a word."""
         total, count, state = 0.0, 0, None
         for batch in _batches(self._test, _CHUNK):
             logits, state = model(batch.inputs, state)
@@ -108,7 +100,7 @@ class _Modelling:
 
 
 def _batches(streams: Arr, words: int) -> Iterator[Batch]:
-    """The words of each sequence, so many at once, the last time perhaps fewer, and those that follow them."""
+    """Yield so many words of each sequence at once, the last time perhaps fewer, and those that follow them."""
     length = streams.shape[1] - 1
     for begin in range(0, length, words):
         end = min(begin + words, length)
