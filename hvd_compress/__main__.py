@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hvd_compress.cli import main
+from hvd_compress.tools.cli import main
 
 if __name__ == "__main__":
     main()

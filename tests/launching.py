@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hvd_compress.bench.jobs import CONTROLLERS, LAUNCHER
+from hvd_compress.tools.bench.jobs import CONTROLLERS, LAUNCHER
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",

@@ -14,19 +14,21 @@ from doctor.machines import HEALTHY, machine
 from rich.console import Console
 from typer.testing import CliRunner
 
-from hvd_compress.bench import commands, tables
-from hvd_compress.bench.catalogue import short
-from hvd_compress.bench.traffic import cost
-from hvd_compress.doctor import command
-from hvd_compress.doctor.facts import Facts
-from hvd_compress.doctor.trials import Trial
 from hvd_compress.methods import REGISTRY, methods
+from hvd_compress.tools.bench import tables
+from hvd_compress.tools.bench.catalogue import short
+from hvd_compress.tools.bench.traffic import cost
+from hvd_compress.tools.cli import complete
+from hvd_compress.tools.doctor import command
+from hvd_compress.tools.doctor.facts import Facts
+from hvd_compress.tools.doctor.trials import Trial
+from hvd_compress.tools.terminal import split_specs
 
 RUNNER = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"})
 
 
 def run(*args: str) -> Any:
-    return RUNNER.invoke(commands.app, args)
+    return RUNNER.invoke(complete().app, args)
 
 
 def test_methods_are_listed() -> None:
@@ -117,18 +119,18 @@ def test_vnmse_prints_and_writes(tmp_path: Path) -> None:
 
 
 def test_specs_are_apart_by_commas() -> None:
-    assert commands.split_specs("int8, topk:ratio=0.1, values=fp16,qsgd:bits=2,none") == [
+    assert split_specs("int8, topk:ratio=0.1, values=fp16,qsgd:bits=2,none") == [
         "int8",
         "topk:ratio=0.1,values=fp16",
         "qsgd:bits=2",
         "none",
     ]
-    assert commands.split_specs("topk,ratio=0.1") == ["topk", "ratio=0.1"]
+    assert split_specs("topk,ratio=0.1") == ["topk", "ratio=0.1"]
 
 
 @pytest.mark.parametrize("package", ["rich", "typer"])
 def test_a_missing_package_is_named_with_its_cure(package: str) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None; from hvd_compress.cli import main; main()"
+    code = f"import sys; sys.modules[{package!r}] = None; from hvd_compress.tools.cli import main; main()"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 1
     assert "install them with: pip install 'hvd-compress[bench]'" in result.stderr
@@ -140,13 +142,15 @@ def test_digits_say_what_they_need(package: str, monkeypatch: pytest.MonkeyPatch
     for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "hvd_compress.tools.bench.digits", raising=False)
     result = run("vnmse", "--specs", "none", "--inputs", "digits")
     assert result.exit_code == 1
     assert "'digits' needs PyTorch and scikit-learn" in result.stderr and "pip install" in result.stderr
 
 
 def test_the_package_loads_neither_rich_nor_typer() -> None:
-    code = "import sys, hvd_compress as hc, hvd_compress.cli; hc.methods(); print({'rich', 'typer'} & set(sys.modules))"
+    code = "import sys, hvd_compress as hc, hvd_compress.tools.cli; hc.methods()"
+    code += "; print({'rich', 'typer'} & set(sys.modules))"
     assert _output("-c", code).strip() == "set()"
 
 

@@ -13,8 +13,9 @@ import pytest
 from typer.main import get_command
 
 import hvd_compress
-from hvd_compress import cli, spec
+from hvd_compress import spec
 from hvd_compress.methods import REGISTRY
+from hvd_compress.tools import cli
 
 RECORDED = Path(__file__).with_name("public_face.json")
 """Add to it what is new. What it has may go only where users are told what to write instead."""

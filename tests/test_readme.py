@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 import hvd_compress
-from hvd_compress.bench.catalogue import constructors
 from hvd_compress.spec import MEMORY, OPTIONS
+from hvd_compress.tools.bench.catalogue import constructors
 
 PATH = Path(__file__).resolve().parents[1] / "README.md"
 README = PATH.read_text()

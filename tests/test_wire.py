@@ -18,8 +18,8 @@ from launching import ENVIRONMENT
 from wire.gradients import LARGE, STEPS, gradient
 
 from hvd_compress import LocalWorld
-from hvd_compress.bench.jobs import CONTROLLERS, LAUNCHER
-from hvd_compress.bench.traffic import share
+from hvd_compress.tools.bench.jobs import CONTROLLERS, LAUNCHER
+from hvd_compress.tools.bench.traffic import share
 
 pytestmark = pytest.mark.jobs
 

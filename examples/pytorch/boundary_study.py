@@ -24,8 +24,8 @@ import torch
 from stages import cut, cut_gpt
 from torch import Tensor, nn
 
-from hvd_compress.lab.tasks.data import fashion
 from hvd_compress.pipeline.torch import CompressedBoundary
+from hvd_compress.tools.compare.tasks.data import fashion
 
 STAGES, BATCH, LENGTH = 4, 64, 64
 

@@ -21,8 +21,8 @@ import torch
 from stages import cut, cut_thin
 from torch import Tensor, nn
 
-from hvd_compress.lab.tasks.data import fashion
 from hvd_compress.pipeline.torch import CompressedBoundary, Pipeline
+from hvd_compress.tools.compare.tasks.data import fashion
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--forward", default="none", metavar="SPEC", help="operator of activations; default: %(default)s")

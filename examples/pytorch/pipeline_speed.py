@@ -18,8 +18,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from hvd_compress.bench.machine import Machine
-from hvd_compress.cluster import Cluster
+from hvd_compress.tools.bench.machine import Machine
+from hvd_compress.tools.cluster import Cluster
 
 EXAMPLE = Path(__file__).with_name("pipeline_cnn.py")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}

@@ -1,5 +1,5 @@
-"""Comparisons of methods by what counts: the time until a model is as good as it shall be."""
+"""A training of your own for ``hvd-compress compare``: a function takes a `Setting` and returns a `Training`."""
 
-from hvd_compress.lab.training import Setting, Training
+from hvd_compress.tools.compare.training import Setting, Training
 
 __all__ = ["Setting", "Training"]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hvd_compress.bench.inputs import INPUTS, NEIGHBOURS, RMS, sample
 from hvd_compress.errors import SpecError
+from hvd_compress.tools.bench.inputs import INPUTS, NEIGHBOURS, RMS, sample
 
 
 @pytest.mark.slow

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from hvd_compress.bench import commands, docstrings, page
-from hvd_compress.bench.catalogue import catalogue, families, info, memory
-from hvd_compress.bench.vnmse import default_specs, measure_all, name_of
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY, methods
+from hvd_compress.tools.bench import docstrings, page
+from hvd_compress.tools.bench.catalogue import catalogue, families, info, memory
+from hvd_compress.tools.bench.vnmse import default_specs, measure_all, name_of
+from hvd_compress.tools.cli import complete
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "methods.md"
 REMEDY = "docs/methods.md is not current: run hvd-compress docs"
@@ -118,7 +119,7 @@ def test_docs_writes_the_page(tmp_path: Path) -> None:
     results.write_text(json.dumps(measured))
     args = ["docs", "--output", str(output), "--vnmse", str(results)]
 
-    assert CliRunner().invoke(commands.app, args).exit_code == 0
+    assert CliRunner().invoke(complete().app, args).exit_code == 0
     text = output.read_text()
     assert text.startswith(page.static()) and "hvd-compress vnmse --inputs gaussian --size 900 --ranks 2" in text
     (row,) = (line for line in text.splitlines() if line.startswith("| `topk:ratio=0.5` |"))
@@ -127,7 +128,7 @@ def test_docs_writes_the_page(tmp_path: Path) -> None:
     assert "Accuracy" not in text
 
     (output.parent / "accuracy.json").write_text(json.dumps([ACCURACY]))
-    assert CliRunner().invoke(commands.app, args).exit_code == 0
+    assert CliRunner().invoke(complete().app, args).exit_code == 0
     text = output.read_text()
     assert "## Accuracy on the demo's CNN" in text
     assert "| PyTorch | `topk:ratio=0.01` | 0.9922 | 0.9919 | 13,848 | 0.010 | as good |" in text

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from hvd_compress import LocalWorld, parse
-from hvd_compress.bench.inputs import RMS
-from hvd_compress.bench.traffic import SIDE, cost, share
 from hvd_compress.methods import REGISTRY
+from hvd_compress.tools.bench.inputs import RMS
+from hvd_compress.tools.bench.traffic import SIDE, cost, share
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hvd_compress.cluster import Cluster
+from hvd_compress.tools.cluster import Cluster
 
 PROGRAM = (
     "import os, pathlib, sys, time; pathlib.Path(sys.argv[1], os.environ['HOROVOD_RANK']).touch(); time.sleep(600)"

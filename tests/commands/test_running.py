@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compare.files import write_images, write_text
 from docs.documents import ROOT, Block, blocks
 from docs.test_commands import MINE, STAND_INS, name_of, specs_of
-from lab.files import write_images, write_text
 
 SMALL = {
     ("bench", "exchange"): ["--steps", "1", "--warmup", "1"],

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import tomllib
 import typer
+from compare.files import write_images
 from docs.documents import ROOT, commands
-from lab.files import write_images
 from launching import run
 
 import hvd_compress
-from hvd_compress.bench.commands import split_specs
-from hvd_compress.cli import complete
+from hvd_compress.tools.cli import complete
+from hvd_compress.tools.terminal import split_specs
 
 COMMANDS = sorted({command for command, _ in commands()})
 OURS = re.compile(r"^(?:sudo )?(?:\.venv/bin/)?hvd-compress ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvd_compress.doctor.facts import Facts, Framework
+from hvd_compress.tools.doctor.facts import Facts, Framework
 
 TORCH = Framework("torch", "2.13.0+cpu", "2.13.0+cpu", built=("gloo", "mpi"))
 TENSORFLOW = Framework("tensorflow", "2.15.1", "2.15.1", keras="2.15.0", built=("gloo", "mpi"))

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from doctor.machines import machine
 
-from hvd_compress.doctor import facts
-from hvd_compress.doctor.frames import horovod_folder
-from hvd_compress.doctor.probe import MARK
-from hvd_compress.doctor.rules import judge
+from hvd_compress.tools.doctor import facts
+from hvd_compress.tools.doctor.frames import horovod_folder
+from hvd_compress.tools.doctor.probe import MARK
+from hvd_compress.tools.doctor.rules import judge
 
 
 @pytest.fixture

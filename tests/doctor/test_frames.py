@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hvd_compress
-from hvd_compress.doctor.frames import CALLERS, horovod_folder, unknown
+from hvd_compress.tools.doctor.frames import CALLERS, horovod_folder, unknown
 
 
 def installed() -> Path:

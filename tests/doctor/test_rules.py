@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from doctor.machines import HEALTHY, NO_TENSORFLOW, NO_TORCH, TENSORFLOW, TORCH, machine
 
-from hvd_compress.doctor.cures import number
-from hvd_compress.doctor.facts import Facts, Framework
-from hvd_compress.doctor.rules import Finding, first_line, judge, usable
+from hvd_compress.tools.doctor.cures import number
+from hvd_compress.tools.doctor.facts import Facts, Framework
+from hvd_compress.tools.doctor.rules import Finding, first_line, judge, usable
 
 BOTH, ONLY_TORCH, ONLY_TENSORFLOW, NEITHER = ["torch", "tensorflow"], ["torch"], ["tensorflow"], list[str]()
 UNBUILT = "ImportError: Extension horovod.torch has not been built: /env/mpi_lib.so not found\nIf this is not expected"

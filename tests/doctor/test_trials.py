@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from doctor.machines import HEALTHY, NO_TORCH, TORCH, machine
 
-from hvd_compress.doctor import trials
-from hvd_compress.doctor.trial import COLUMN, MARK, check
-from hvd_compress.doctor.trials import Trial, attempt, command, findings, jobs, read
+from hvd_compress.tools.cluster import job
+from hvd_compress.tools.doctor.trial import COLUMN, MARK, check
+from hvd_compress.tools.doctor.trials import Trial, attempt, command, findings, jobs, read
 
 GLOO = """[1]<stderr>:Traceback (most recent call last):
 [0]<stderr>:Traceback (most recent call last):
@@ -77,7 +77,7 @@ def test_findings_name_the_job() -> None:
 
 @pytest.mark.slow
 def test_a_job_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "_GRACE", 1)
+    monkeypatch.setattr(job, "_GRACE", 1)
     program = tmp_path / "horovodrun"
     program.write_text("#!/bin/sh\ntrap '' TERM\necho '[0]<stdout>:waiting'\nsleep 600 &\nsleep 600\n")
     program.chmod(0o755)

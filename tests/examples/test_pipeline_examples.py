@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lab.files import write_images, write_text
+from compare.files import write_images, write_text
 from launching import horovodrun, run
 from torch import Tensor, nn
 

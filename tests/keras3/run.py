@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from hvd_compress.bench.jobs import CONTROLLERS
+from hvd_compress.tools.bench.jobs import CONTROLLERS
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))

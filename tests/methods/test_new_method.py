@@ -14,13 +14,13 @@ from docs.documents import ROOT, blocks
 from typer.testing import CliRunner
 
 import hvd_compress as hc
-from hvd_compress import cli
-from hvd_compress.bench import catalogue
-from hvd_compress.bench.vnmse import default_specs
 from hvd_compress.errors import SpecError
 from hvd_compress.face import Catalogue
 from hvd_compress.methods import REGISTRY, register
 from hvd_compress.spec import to_spec
+from hvd_compress.tools import cli
+from hvd_compress.tools.bench import catalogue
+from hvd_compress.tools.bench.vnmse import default_specs
 
 CODE = next(block.text for block in blocks("python") if block.document.name == "adding-a-method.md")
 

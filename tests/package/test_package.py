@@ -105,7 +105,7 @@ def test_the_metadata(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         folder = f"hvd_compress-{hvd_compress.__version__}.dist-info"
         metadata = email.message_from_bytes(wheel.read(f"{folder}/METADATA"))
-        assert b"hvd-compress = hvd_compress.cli:main" in wheel.read(f"{folder}/entry_points.txt")
+        assert b"hvd-compress = hvd_compress.tools.cli:main" in wheel.read(f"{folder}/entry_points.txt")
         assert wheel.read(f"{folder}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
     assert metadata["Version"] == hvd_compress.__version__
     assert metadata["License-Expression"] == "Apache-2.0"

@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hvd_compress.bench.jobs import CONTROLLERS
+from hvd_compress.tools.bench.jobs import CONTROLLERS
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvd_compress.plan.constants import Constants
-from hvd_compress.plan.model import Prediction, Setup, predict
-from hvd_compress.plan.rates import Rate, Rates
+from hvd_compress.tools.plan.constants import Constants
+from hvd_compress.tools.plan.model import Prediction, Setup, predict
+from hvd_compress.tools.plan.rates import Rate, Rates
 
 TOPK, TOPKC, QSGD, POWERSGD = "topk:ratio=0.01", "topkc:ratio=0.01", "qsgd", "powersgd:rank=4"
 GATHERED, REDUCED = (TOPK, QSGD), (TOPKC, POWERSGD)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from hvd_compress.plan.command import app
+from hvd_compress.tools.cli import complete
 
 RUNNER = CliRunner(env={"COLUMNS": "120", "NO_COLOR": "1"})
 JOB = ("--params", "2M", "--ranks", "4", "--rate", "100mbit", "--compute", "100ms", "--side", "256")
@@ -17,7 +17,7 @@ QUICK = ("--size", "16384", "--turns", "1")
 
 
 def run(*arguments: str) -> Any:
-    return RUNNER.invoke(app, ["plan", *arguments])
+    return RUNNER.invoke(complete().app, ["plan", *arguments])
 
 
 def test_a_plan_with_rates_of_this_machine(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from plan.setups import FREE, GATHERED, JOB, QUICK, REDUCED, SIDE, SLOW, SPECS, 
 
 from hvd_compress import LocalWorld
 from hvd_compress.errors import SpecError, UnsupportedError
-from hvd_compress.plan.constants import BACKENDS, Constants, read_constants
-from hvd_compress.plan.model import Prediction, Setup, baseline, predict
+from hvd_compress.tools.plan.constants import BACKENDS, Constants, read_constants
+from hvd_compress.tools.plan.model import Prediction, Setup, baseline, predict
 
 MANY = (1, 2, 3, 4, 8, 16, 64, 256)
 

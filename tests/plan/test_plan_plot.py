@@ -10,11 +10,11 @@ import pytest
 from plan.setups import JOB, QUICK, SLOW, SPECS, TOPK
 
 from hvd_compress.errors import SpecError
-from hvd_compress.plan import plot
-from hvd_compress.plan.constants import Constants
-from hvd_compress.plan.curves import over_bandwidths, over_ranks
-from hvd_compress.plan.model import Setup
-from hvd_compress.plan.rates import Rates
+from hvd_compress.tools.plan import plot
+from hvd_compress.tools.plan.constants import Constants
+from hvd_compress.tools.plan.curves import over_bandwidths, over_ranks
+from hvd_compress.tools.plan.model import Setup
+from hvd_compress.tools.plan.rates import Rates
 
 
 def figure(setup: Setup = JOB, known: Rates = QUICK, more: tuple[str, ...] = ()) -> Any:

@@ -11,17 +11,16 @@ import pytest
 from typer.testing import CliRunner
 from worlds import leaves
 
-from hvd_compress.bench.single.command import bench
-from hvd_compress.bench.single.methods import timed_step
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import State
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
-from hvd_compress.plan import timing
-from hvd_compress.plan.rates import RANKS, Rate, Rates, measure, read
-from hvd_compress.plan.timing import time_method
 from hvd_compress.spec import parse
+from hvd_compress.tools.bench.local.command import bench
+from hvd_compress.tools.bench.local.methods import timed_steps
+from hvd_compress.tools.plan import rates
+from hvd_compress.tools.plan.rates import RANKS, Rate, Rates, measure, read, time_method
 
 SIZE = 1000
 
@@ -92,13 +91,13 @@ def test_all_ranks_do_what_they_do_in_training(spec: str, monkeypatch: pytest.Mo
     kept: list[list[State]] = []
 
     def watched(*arguments: Any, **options: Any) -> Any:
-        done = timed_step(*arguments, **options)
-        kept.append(done.states)
-        return done
+        for done in timed_steps(*arguments, **options):
+            kept.append(done.states)
+            yield done
 
-    monkeypatch.setattr(timing, "timed_step", watched)
+    monkeypatch.setattr(rates, "timed_steps", watched)
     time_method(spec, 64**2, 64, 3, 2)
-    method, bucket, ops = parse(spec).core, Bucket("b0", ((64, 64),), "float32"), timing._ops()
+    method, bucket, ops = parse(spec).core, Bucket("b0", ((64, 64),), "float32"), rates._ops()
     rng = np.random.default_rng(0)
     grads = [rng.standard_normal(64**2, dtype=np.float32) for _ in range(3)]
     states = [method.init(ops, bucket, 3) for _ in grads]

@@ -11,14 +11,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from hvd_compress.errors import SpecError
-from hvd_compress.plan import tables
-from hvd_compress.plan.command import app
-from hvd_compress.plan.constants import Constants
-from hvd_compress.plan.fitting import FREE, fit
-from hvd_compress.plan.model import predict
-from hvd_compress.plan.rates import Rate, Rates
-from hvd_compress.plan.validation import METHODS, Campaign, Cell, Measured, compare, score, setup_of
 from hvd_compress.spec import parse
+from hvd_compress.tools.cli import complete
+from hvd_compress.tools.plan import tables
+from hvd_compress.tools.plan.constants import Constants
+from hvd_compress.tools.plan.fitting import FREE, fit
+from hvd_compress.tools.plan.model import predict
+from hvd_compress.tools.plan.rates import Rate, Rates
+from hvd_compress.tools.plan.validation import METHODS, Campaign, Cell, Measured, compare, score, setup_of
 
 RUNNER = CliRunner(env={"COLUMNS": "120", "NO_COLOR": "1"})
 
@@ -112,11 +112,11 @@ def test_measurements_travel_as_files(tmp_path: Path) -> None:
 def test_the_command_reads_measures_and_fits(tmp_path: Path) -> None:
     path, page = tmp_path / "measured.json", tmp_path / "table.md"
     Campaign("a machine", KNOWN, jobs(TRUE, 2, 4, 8)).write(path)
-    plain = RUNNER.invoke(app, ["plan", "validate", "--measured", str(path), "--markdown", str(page)])
+    plain = RUNNER.invoke(complete().app, ["plan", "validate", "--measured", str(path), "--markdown", str(page)])
     assert plain.exit_code == 0, plain.output
     assert "a machine" in plain.output and "Fitted" not in plain.output
     assert len(page.read_text().splitlines()) == 2 + 6 * len(METHODS)
-    fitted = RUNNER.invoke(app, ["plan", "validate", "--measured", str(path), "--fit"])
+    fitted = RUNNER.invoke(complete().app, ["plan", "validate", "--measured", str(path), "--fit"])
     said = " ".join(fitted.output.split())
     assert "Fitted to 4 jobs: --constant byte=" in said
     assert "The others: 100% of 14 predictions are within 20%" in said
@@ -124,7 +124,7 @@ def test_the_command_reads_measures_and_fits(tmp_path: Path) -> None:
 
 def test_there_must_be_something_to_fit_to(tmp_path: Path) -> None:
     Campaign("a machine", KNOWN, jobs(TRUE, 4)).write(tmp_path / "measured.json")
-    result = RUNNER.invoke(app, ["plan", "validate", "--measured", str(tmp_path / "measured.json"), "--fit"])
+    result = RUNNER.invoke(complete().app, ["plan", "validate", "--measured", str(tmp_path / "measured.json"), "--fit"])
     assert result.exit_code == 2
     assert "fit is not possible" in result.output
 
@@ -135,7 +135,7 @@ def test_a_job_on_hosts(tmp_path: Path) -> None:
     """What is measured is a step: its time is not judged here, but where it comes from."""
     path = tmp_path / "measured.json"
     where = ("--hosts", "2", "--rate", "1gbit", "--steps", "1", "--size", "4096", "--turns", "1")
-    result = RUNNER.invoke(app, ["plan", "validate", *where, "--json", str(path)])
+    result = RUNNER.invoke(complete().app, ["plan", "validate", *where, "--json", str(path)])
     assert result.exit_code == 0, result.output
     (job,) = json.loads(path.read_text())["jobs"]
     assert (job["hosts"], job["link"]) == (2, "1gbit")

@@ -7,11 +7,11 @@ import math
 import pytest
 from plan.setups import GATHERED, JOB, QSGD, QUICK, REDUCED, SLOW, SPECS, TOPK, rates
 
-from hvd_compress.plan.constants import BACKENDS, Constants
-from hvd_compress.plan.curves import BANDWIDTHS, RANKS, Curve, crossing, gain, over_bandwidths, over_ranks
-from hvd_compress.plan.model import Prediction, Setup, baseline, predict
-from hvd_compress.plan.rates import Rates
-from hvd_compress.plan.words import SURE, no_verdict, outlook, verdict
+from hvd_compress.tools.plan.constants import BACKENDS, Constants
+from hvd_compress.tools.plan.curves import BANDWIDTHS, RANKS, Curve, crossing, gain, over_bandwidths, over_ranks
+from hvd_compress.tools.plan.model import Prediction, Setup, baseline, predict
+from hvd_compress.tools.plan.rates import Rates
+from hvd_compress.tools.plan.words import SURE, no_verdict, outlook, verdict
 
 FAST = JOB._replace(ranks=4, rate=1e11)
 """A network on which fp16 waits for little."""

@@ -1,0 +1,174 @@
+"""The methods as Markdown: from their docstrings, and from one exchange of each."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from hvd_compress.errors import SpecError
+from hvd_compress.methods import REGISTRY, MethodInfo, methods
+from hvd_compress.methods.base import Method
+from hvd_compress.spec import known_by, nearest, parse
+from hvd_compress.tools.bench.docstrings import read
+from hvd_compress.tools.bench.inputs import RMS
+from hvd_compress.tools.bench.traffic import SIDE, SIZES, cost
+from hvd_compress.tools.tables import markdown
+from hvd_compress.wrappers.error_feedback import EF21, ErrorFeedback
+from hvd_compress.wrappers.measure import Measured
+from hvd_compress.wrappers.momentum import Momentum, MomentumCorrection
+from hvd_compress.wrappers.router import ByName, Routable, Selective
+from hvd_compress.wrappers.schedule import Delayed, Phases, Schedule
+
+MEMORIES: tuple[type[Method], ...] = (ErrorFeedback, EF21, MomentumCorrection, Momentum)
+POLICIES: tuple[type[Routable], ...] = (Selective, ByName, Schedule, Phases, Delayed, Measured)
+
+_HEAD = """\
+## Methods
+
+*Bits* are what a rank sends for each coordinate in one step, all metadata included, with 2, 8 and 64 ranks: of a
+float32 matrix of {side} x {side} normal numbers with a root mean square of {rms} ({zeros}), with default
+hyper-parameters, and rings for allreduce and allgather. Uncompressed it is 32, 56 and 63 bits. *Allreduce* tells
+whether that stays about the same with more ranks. *State* is what a rank keeps between steps, in bytes for each
+coordinate, the residual included."""
+
+_ADVICE = """\
+### Which to take
+
+First measure what there is to gain: if a step with `none` or `fp16` spends little time waiting, no method pays. Compare
+with the better of these two, and by the time to an accuracy (Han et al., 2024, compare with 16 bits; Agarwal et al., On
+the Utility of Gradient Compression, 2022, found that few methods beat a well-tuned baseline on fast networks). Which is
+better depends: Gloo sums float16 in software, so that `none` may be faster on processors.
+
+* **No loss wanted**: `fp16` or `bf16`; `homomorphic` where gradients are mostly zero.
+* **4 to 8 times less**: `int8` and `thc` are unbiased or nearly so, need no tuning and go by allreduce; `qsgd` is more
+  precise with few ranks; `loco` and `twoway=on` keep 4-bit traffic at 4 bits each way with many.
+* **20 times less and more, few ranks**: `topk`, or `dgc` with its momentum; tune the learning rate and use `warmup`.
+  They go by allgather, so with many ranks their traffic grows until it exceeds that of `fp16`.
+* **20 times less and more, many ranks**: `powersgd` and `acpsgd` for matrices that are large on both sides, `topkc`
+  where neighbours are alike, `scalecom` where ranks agree on what is large. All go by allreduce.
+* **A very slow network**: `efsignsgd:twoway=on` or `onebit:twoway=on`, one bit each way.
+* **Baselines, not recommendations**: `randomk` and `blockk` are the cheapest to compute and need many more steps;
+  without feedback they fail. `threshold` must be tuned by hand (`sidco` does it by itself), `gtopk` here costs the
+  traffic of `topk`, and `signsgd` and `signum` need a learning rate of their own."""
+
+
+def info(name: str) -> MethodInfo:
+    """Return the line of the catalogue with this name.
+
+    Raises:
+        SpecError: If there is none.
+    """
+    for line in methods():
+        if line.name == name:
+            return line
+    raise SpecError(f"unknown method {name!r}{nearest(name, REGISTRY)}; there are: {', '.join(REGISTRY)}")
+
+
+def memory(line: MethodInfo) -> str:
+    """Return the memory that a method has where the spec does not say."""
+    options = REGISTRY[line.name].memory
+    given = ", ".join(f"{key}={written(value)}" for key, value in options.items())
+    if not line.feedback:
+        return "off"
+    return f"on ({given})" if given else "on"
+
+
+def written(value: Any) -> str:
+    """Return a value as in spec strings."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def numbers(name: str) -> tuple[str, str, str, str]:
+    """Return rounds, whether allreduce-compatible, bytes of state per coordinate, and bits for each world size."""
+    found = cost(name)
+    bits = " / ".join(f"{value:.3g}" for value in found.bits.values())
+    return str(found.rounds), "yes" if found.allreduce else "no", f"{found.state_bytes:.3g}", bits
+
+
+def section(name: str) -> str:
+    line = info(name)
+    doc = read(REGISTRY[name])
+    rounds, allreduce, state, bits = numbers(name)
+    facts = [
+        f"Travels by: {line.collective}; rounds: {rounds}; allreduce-compatible: {allreduce}",
+        f"Bits per coordinate that a rank sends, with {', '.join(map(str, SIZES))} ranks: {bits}",
+        f"Unbiased: {line.unbiased}",
+        f"Error feedback: {memory(line)}",
+        f"Keeps{', besides the residual' if line.feedback else ''}: {line.state}; bytes per coordinate: {state}",
+        f"Paper: {line.paper}",
+    ]
+    parts = [f"### {name}", doc.text, "\n".join(f"* {fact}" for fact in facts)]
+    if line.hyper_parameters:
+        rows = [("Hyper-parameter", "Default", "Meaning")]
+        rows += [(f"`{key}`", f"`{written(v)}`", doc.args.get(key, "")) for key, v in line.hyper_parameters.items()]
+        parts.append(markdown(rows, "lll"))
+    return "\n\n".join(parts)
+
+
+def families() -> list[type[Method]]:
+    """Return the public base classes that several methods share."""
+    found: dict[type[Method], None] = {}
+    for cls in REGISTRY.values():
+        for base in cls.__mro__[1:]:
+            public = issubclass(base, Method) and base is not Method and not base.__name__.startswith("_")
+            if public and base not in REGISTRY.values():
+                found[base] = None
+    return list(found)
+
+
+def catalogue() -> str:
+    shared = [f"### {cls.__name__}\n\n{read(cls).text}" for cls in families()]
+    zeros = [f"{name}: of one with {1 - cls.nonzero:.0%} zeros" for name, cls in REGISTRY.items() if cls.nonzero < 1]
+    parts = [
+        _HEAD.format(side=SIDE, rms=RMS, zeros=", ".join(zeros)),
+        _overview(),
+        _ADVICE,
+        *map(section, REGISTRY),
+        "## What methods share",
+        *shared,
+    ]
+    for title, classes in {"## Memories": MEMORIES, "## Policies": POLICIES}.items():
+        parts += [title, *(f"### {cls.__name__}\n\n{read(cls).text}" for cls in classes)]
+    return _linked("\n\n".join(parts)) + "\n"
+
+
+def _linked(text: str) -> str:
+    """Make links of the names of classes."""
+    anchors = {cls.__name__: name for name, cls in REGISTRY.items()}
+    anchors |= {cls.__name__: cls.__name__.lower() for cls in (*families(), *MEMORIES, *POLICIES)}
+    for name, anchor in anchors.items():
+        text = text.replace(f"`{name}`", f"[{name}](#{anchor})")
+    return text
+
+
+def _overview() -> str:
+    rows = [("Name", "Travels by", "Rounds", "Allreduce", "Unbiased", "State", "Bits", "Paper")]
+    for line in methods():
+        rounds, allreduce, state, bits = numbers(line.name)
+        name = f"[`{line.name}`](#{line.name})"
+        rows.append((name, line.collective, rounds, allreduce, line.unbiased, state, bits, short(line.paper)))
+    return markdown(rows, "llrllrrl")
+
+
+def constructors() -> str:
+    """Return the table of the README: how each method is called, how it travels, and what it does."""
+    rows = [("`Compression.`", "travels by", "what it does")]
+    for name, cls in REGISTRY.items():
+        does = read(cls).text.partition("\n\n")[0].replace("\n", " ").partition(". ")[0].rstrip(".:")
+        does = re.sub(r" \([^)]* of the paper[^)]*\)", "", does).replace("|", "\\|")
+        does += "; the optimizer must have no momentum" * parse(name).needs_plain_sgd
+        rows.append((f"`{name}`" if cls.linear else f"`{name}({known_by(name)})`", cls.collective, does))
+    return markdown(rows, "lll")
+
+
+def short(paper: str) -> str:
+    """Return the authors and years of the sources, without titles."""
+    return "; ".join(map(_authors, paper.split("; ")))
+
+
+def _authors(source: str) -> str:
+    found = re.match(r"(?P<names>\w+ et al\.|[A-Z]\w+(?:, [A-Z]\w+)*), .*, (?P<year>\d{4})", source)
+    if not found:
+        return source
+    names = found["names"].split(", ")
+    return f"{names[0]} et al. {found['year']}" if len(names) > 2 else f"{', '.join(names)} {found['year']}"

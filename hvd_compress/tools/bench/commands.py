@@ -1,0 +1,94 @@
+"""The subcommands ``methods``, ``vnmse`` and ``docs``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+
+from hvd_compress.methods import methods
+from hvd_compress.tools.bench import page, tables
+from hvd_compress.tools.bench.catalogue import info, section
+from hvd_compress.tools.bench.inputs import INPUTS
+from hvd_compress.tools.bench.traffic import cost
+from hvd_compress.tools.bench.vnmse import default_specs, measure_all
+from hvd_compress.tools.terminal import ToJson, app, progress, refusals, split_specs, write_json
+
+
+@app.command("methods")
+def list_methods(
+    name: Annotated[str | None, typer.Argument(help="Tell all about one method.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the methods."""
+    with refusals():
+        lines = [info(name)] if name else methods()
+        if as_json:
+            facts = [line._asdict() | cost(line.name)._asdict() for line in lines]
+            print(json.dumps(facts[0] if name else facts, indent=2))
+        elif name:
+            Console().print(Markdown(section(name)))
+        else:
+            Console().print(tables.methods_table(lines))
+
+
+@app.command()
+def vnmse(
+    specs: Annotated[str | None, typer.Option(help="What to measure, as in: topk:ratio=0.01,values=fp16,int8")] = None,
+    inputs: Annotated[str, typer.Option(help="Gradients to measure on.")] = ",".join(INPUTS),
+    size: Annotated[int, typer.Option(min=1, help="Coordinates of the synthetic inputs.")] = 1_000_000,
+    ranks: Annotated[int, typer.Option(min=1, help="How many gradients there are in the mean.")] = 4,
+    steps: Annotated[int, typer.Option(min=0, help="Exchanges before, for methods that learn from them.")] = 8,
+    as_json: ToJson = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the table to this file.")] = None,
+) -> None:
+    """Measure the error of the mean: vNMSE = ||mean_hat - mean||^2 / ||mean||^2, at how many bits."""
+    with refusals():
+        chosen = default_specs() if specs is None else split_specs(specs)
+        wanted = [name.strip() for name in inputs.split(",")]
+        measured = _measured(chosen, wanted, size=size, ranks=ranks, steps=steps)
+        write_json(as_json, measured)
+        if markdown:
+            markdown.write_text(page.vnmse_section(measured, _command_of(measured, specs)))
+        console = Console()
+        console.print(tables.vnmse_table(measured))
+        for note in page.notes(measured):
+            console.print(f"[dim]{note}[/dim]", highlight=False)
+
+
+@app.command(hidden=True)
+def docs(
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("docs/methods.md"),
+    results: Annotated[
+        Path | None,
+        typer.Option("--vnmse", metavar="FILE", help="Results of `vnmse --json`; without them, measure now."),
+    ] = None,
+) -> None:
+    """Write docs/methods.md; accuracies come from accuracy.json beside it, if it is there."""
+    with refusals():
+        if results:
+            measured = page.read_json(results, ("ranks", "steps", "sizes", "results"))
+        else:
+            measured = _measured(default_specs(), list(INPUTS))
+        found = output.parent / "accuracy.json"
+        accuracy = page.read_json(found, page.ACCURACY) if found.exists() else []
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(page.page(measured, _command_of(measured, None), accuracy))
+
+
+def _measured(specs: Sequence[str], inputs: Sequence[str], **settings: int) -> dict[str, Any]:
+    with progress(len(inputs) * (len(specs) + 1)) as begins:
+        return measure_all(specs, inputs, progress=begins, **settings)
+
+
+def _command_of(measured: dict[str, Any], specs: str | None) -> str:
+    """Return the command that gives these results."""
+    sizes = {size for name, size in measured["sizes"].items() if name != "digits"}
+    options = [f"--specs '{specs}'"] if specs else []
+    options += [f"--inputs {','.join(measured['sizes'])}", *(f"--size {size}" for size in sizes)]
+    return " ".join(["hvd-compress vnmse", *options, f"--ranks {measured['ranks']}", f"--steps {measured['steps']}"])

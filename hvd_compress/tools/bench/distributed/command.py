@@ -1,0 +1,191 @@
+"""The subcommands ``hvd-compress bench steps`` and ``hvd-compress bench exchange``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import typer
+from rich.console import Console
+
+from hvd_compress.merging import Merge
+from hvd_compress.tools.bench.bars import draw
+from hvd_compress.tools.bench.distributed import table
+from hvd_compress.tools.bench.distributed.launcher import run
+from hvd_compress.tools.bench.distributed.results import Result, as_json, baseline_name, results
+from hvd_compress.tools.bench.distributed.shapes import SHAPES, count
+from hvd_compress.tools.bench.distributed.task import Part, Task, entries
+from hvd_compress.tools.bench.jobs import Controller, Framework, Where, read_where
+from hvd_compress.tools.bench.machine import Machine
+from hvd_compress.tools.cluster.rates import bits_per_second
+from hvd_compress.tools.tables import Grid
+from hvd_compress.tools.terminal import (
+    ToJson,
+    ToPlot,
+    app,
+    note,
+    progress,
+    refusals,
+    remove_jobs_on_sigterm,
+    write_json,
+)
+from hvd_compress.tools.units import size
+
+bench = typer.Typer(no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+_PROFILED = 10
+"""Steps under the profiler."""
+
+Model = Literal["linear", "resnet50", "many"]
+"""Whose gradients are exchanged: a key of `SHAPES`."""
+
+
+class Outputs(NamedTuple):
+    json: Path | None
+    plot: Path | None
+
+
+Specs = Annotated[list[str], typer.Argument(metavar="SPEC...", help="Methods, as topk:ratio=0.01.")]
+Hosts = Annotated[int, typer.Option(min=0, help="Emulated hosts, of a rank each (needs root); 0: this machine.")]
+Rate = Annotated[
+    str | None,
+    typer.Option(help="What an emulated host can send and receive: 100mbit, 1gbit ...; with --hosts. [unlimited]"),
+]
+Ranks = Annotated[int, typer.Option(min=1, help="Ranks on this machine, without --hosts.")]
+By = Annotated[Controller, typer.Option(help="What Horovod communicates by, without --hosts.")]
+Trains = Annotated[Framework, typer.Option(help="What trains.")]
+Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each method.")]
+Warmup = Annotated[int, typer.Option(min=1, help="Steps of each before.")]
+Merging = Annotated[
+    list[str] | None,
+    typer.Option(help="Partitions to compare, as layer,2,search; by default the package's own. Can be repeated."),
+]
+Against = Annotated[
+    Literal["horovod"] | None,
+    typer.Option(help="Also measure Horovod's own none and fp16: the faster one is the baseline."),
+]
+
+
+@bench.callback()
+def _begin() -> None:
+    """Measure how fast it is."""
+    remove_jobs_on_sigterm()
+
+
+@bench.command()
+def steps(
+    specs: Specs,
+    hosts: Hosts = 0,
+    rate: Rate = None,
+    ranks: Ranks = 2,
+    controller: By = "gloo",
+    framework: Trains = "torch",
+    model: Annotated[Model, typer.Option(help="What is trained.")] = "linear",
+    steps: Steps = 12,
+    warmup: Warmup = 4,
+    merge: Merging = None,
+    against: Against = None,
+    memory: Annotated[bool, typer.Option("--memory", help="Measure peak memory, and not time.")] = False,
+    as_json: ToJson = None,
+    plot: ToPlot = None,
+) -> None:
+    """Measure whole training steps under Horovod; the methods take turns in the same processes.
+
+    linear has eight linear layers of 1024 with ReLU between them and a head, at batch size 32; resnet50 four images of
+    64 x 64; many has 500 matrices of 64 x 32, whose gradients cost nothing. A step is the time of the slowest rank.
+    The floor of a method is the time of the step alone, or of its bytes on the link if that is more.
+    """
+    with refusals():
+        compared = entries(specs, read_merges(merge or []), against is not None)
+        task = Task("memory" if memory else "steps", model, compared, steps, warmup, 0, "")
+        where = read_where(hosts, rate, ranks, controller)
+        title = f"Steps of {model} with {framework}, {where}"
+        found = _measured(task, framework, where)
+        if memory:
+            total = 4 * count(SHAPES[model]())
+            shown = [table.memory_table(found, f"Peak memory: {title}; gradients {size(total)}", total)]
+        else:
+            shown = [table.steps_table(found, title)]
+        _show(shown, found, task, Outputs(as_json, None if memory else plot), where, title)
+
+
+@bench.command()
+def exchange(
+    specs: Specs,
+    hosts: Hosts = 0,
+    rate: Rate = None,
+    ranks: Ranks = 2,
+    controller: By = "gloo",
+    shapes: Annotated[Model, typer.Option(help="Of the gradients.")] = "resnet50",
+    steps: Steps = 12,
+    warmup: Warmup = 4,
+    merge: Merging = None,
+    against: Against = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Also tell which functions take the time.")] = False,
+    as_json: ToJson = None,
+    plot: ToPlot = None,
+) -> None:
+    """Measure compressing, exchanging and decompressing alone, in PyTorch, of gradients that are there already.
+
+    The backward pass hands them out one after another, the last parameter's first, without computing or copying. The
+    time is that of this pass and of the optimizer's synchronize(), less that of the same pass without Horovod. Calls
+    are compress and decompress as Horovod sees them, without waiting: what they cost in Python and in kernels.
+    """
+    with refusals():
+        compared = entries(specs, read_merges(merge or []), against is not None)
+        task = Task("exchange", shapes, compared, steps, warmup, _PROFILED if profile else 0, "")
+        where = read_where(hosts, rate, ranks, controller)
+        sizes = SHAPES[shapes]()
+        title = f"Exchange of {len(sizes)} gradients of {shapes}, {count(sizes):,} numbers, {where}"
+        found = _measured(task, "torch", where)
+        shown = [table.exchange_table(found, title)]
+        shown += [table.profile_table(one) for one in found[1:] if one.profile]
+        _show(shown, found, task, Outputs(as_json, plot), where, title)
+
+
+def read_merges(given: Sequence[str]) -> list[Merge | None]:
+    """Read partitions, such as ``layer,2,search``; one such as ``at:12,40`` stands alone."""
+    words = [word for text in given for word in ([text] if text.startswith("at:") else text.split(","))]
+    return [int(word) if word.strip().isdigit() else word.strip() for word in words] or [None]
+
+
+def _measured(task: Task, framework: Framework, where: Where) -> list[Result]:
+    bits = bits_per_second(where.rate) if where.hosts else None
+    if task.what != "memory":
+        return results(task, _reports(task, framework, where), bits)
+    found = []
+    for entry in task.entries[1:]:  # each in processes of its own, whose memory no other has touched
+        alone = task._replace(entries=[task.entries[0], entry])
+        found.append(results(alone, _reports(alone, framework, where), bits)[1])
+    return found
+
+
+def _reports(task: Task, framework: Framework, where: Where) -> list[list[Part]]:
+    with progress(task.parts) as begins:
+
+        def watch(done: int) -> None:
+            begins(task.entries[done % len(task.entries)].label if done < task.parts else "", done)
+
+        return run(task, framework, where, watch)
+
+
+def _show(
+    tables: Sequence[Grid], found: Sequence[Result], task: Task, outputs: Outputs, where: Where, title: str
+) -> None:
+    machine, console = Machine.here(), Console()
+    settings = {"what": task.what, "model": task.model, "steps": task.steps, "warmup": task.warmup}
+    facts = {"title": title, "machine": machine._asdict(), "settings": settings | {"where": where._asdict()}}
+    write_json(outputs.json, facts | {"results": as_json(found)})
+    if outputs.plot:
+        exchange = task.what == "exchange"
+        gains = f" (in brackets: times faster than {base})" if (base := baseline_name(found)) else ""
+        axis = f"ms for each {'exchange' if exchange else 'step'}{gains}"
+        what = "the bytes on the link" if exchange else "computing alone, or the bytes on the link"
+        bars = table.bars(found[1:] if exchange else found)
+        draw(outputs.plot, bars, title=f"{title}\n{machine.cpu}", axis=axis, mark=f"the floor: {what}")
+    for one in tables:
+        console.print(one)
+        console.print()
+    note(machine)

@@ -1,0 +1,124 @@
+"""What workers are to measure, and what they report: the file formats between them and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hvd_compress.errors import SpecError
+from hvd_compress.merging import DEFAULT_MERGE, Merge, check_merge
+from hvd_compress.spec import parse
+
+ALONE = "compute alone"
+"""The label of steps in which nothing is reduced."""
+
+SEARCH_STEPS = 100
+"""Within so many steps a search for the best partition has ended."""
+
+TURN = 4
+"""Steps of one entry before the next one has its turn."""
+
+
+class Entry(NamedTuple):
+    """A row of the comparison."""
+
+    label: str  # The name in tables
+    spec: str = ""  # A spec, or the name of Horovod's own compression; empty for no exchange at all
+    horovod: bool = False  # Whether it is Horovod's own
+    merge: Merge | None = None  # The merge policy; None for the default
+
+    @property
+    def warmup(self) -> int:
+        """Steps until it is as fast as it will be."""
+        if self.horovod or not self.spec or parse(self.spec).linear:
+            return 0
+        merge: Merge = DEFAULT_MERGE if self.merge is None else self.merge
+        return SEARCH_STEPS if merge == "search" else 0
+
+    def compression(self, ours: Any, horovods: Any) -> Any:
+        """Make it from the ``Compression`` of this package or of Horovod; None for no exchange at all."""
+        if self.horovod:
+            return getattr(horovods, self.spec)
+        return ours.parse(self.spec, **({} if self.merge is None else {"merge": self.merge})) if self.spec else None
+
+
+class Task(NamedTuple):
+    """The task of a job."""
+
+    what: str  # ``"steps"``, ``"exchange"`` or ``"memory"``
+    model: str  # A key of `SHAPES`
+    entries: list[Entry]  # What is compared
+    steps: int  # Measured steps of each entry
+    warmup: int  # Steps of each before, at least
+    profiled: int  # Steps of each under a profiler, after all is measured
+    reports: str  # The folder for the workers' reports
+
+    @property
+    def turns(self) -> int:
+        return -(-self.steps // TURN)
+
+    @property
+    def parts(self) -> int:
+        """The lines that the report of a rank will have."""
+        if self.what == "memory":
+            return len(self.entries) - 1
+        return len(self.entries) * (self.turns + 1 + bool(self.profiled))
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(self._asdict() | {"entries": [entry._asdict() for entry in self.entries]}))
+
+    @classmethod
+    def read(cls, path: Path) -> Task:
+        found = json.loads(path.read_text())
+        return cls(**found | {"entries": [Entry(**entry) for entry in found["entries"]]})
+
+    def report(self, rank: int) -> Path:
+        """Return the report of a rank: one JSON object per line."""
+        return Path(self.reports) / f"rank{rank}.jsonl"
+
+
+class Part(NamedTuple):
+    """A line of a report: the measurements of one rank in one turn of an entry."""
+
+    entry: int  # The index of the entry
+    # One for each step
+    seconds: list[float] = []  # noqa: RUF012
+    sent: int | None = None  # Bytes that left the network device; None if unknown
+    received: int | None = None  # Bytes that it received
+    payload: int = 0  # Bytes handed to Horovod
+    encode: float | None = None  # Seconds in compress
+    wait: float | None = None  # Seconds of waiting in decompress; None if unknown
+    decode: float | None = None  # Seconds in decompress without waiting
+    called: float | None = None  # Seconds in compress and decompress as Horovod sees it, without waiting
+    memory: int | None = None  # Peak bytes beyond those of the step alone
+    # The rows of a profile
+    profile: list[dict[str, Any]] = []  # noqa: RUF012
+
+
+def read_report(path: Path) -> list[Part]:
+    """Return what a rank has written so far."""
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [Part(**json.loads(line)) for line in lines]
+
+
+def entries(specs: list[str], merges: list[Merge | None], against_horovod: bool) -> list[Entry]:
+    """Return what is compared: the step alone, Horovod's own methods if asked for, and each method with each partition.
+
+    Raises:
+        SpecError: If a spec or a partition cannot be, or is given twice.
+    """
+    for merge in merges:
+        if merge is not None:
+            check_merge(merge)
+    found = [Entry(ALONE)]
+    if against_horovod:
+        found += [Entry(f"Horovod's {name}", name, horovod=True) for name in ("none", "fp16")]
+    for spec in specs:
+        linear = parse(spec).linear  # whose tensors travel one by one, however gradients are merged
+        for merge in [None] if linear else merges:
+            found.append(Entry(spec if merge is None else f"{spec} merge={merge}", spec, merge=merge))
+    labels = [entry.label for entry in found]
+    if twice := {label for label in labels if labels.count(label) > 1}:
+        raise SpecError(f"{', '.join(sorted(twice))} is given twice: name each once")
+    return found

@@ -1,0 +1,235 @@
+"""A rank of a measurement in PyTorch: ``python -m hvd_compress.tools.bench.distributed.torch_worker task.json``.
+
+All entries share the weights, as views, so that many of them fit into memory, and so do the gradients of ``exchange``:
+before each step they are written anew, which is not measured.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from hvd_compress.core.bucket import Shape
+from hvd_compress.stats import Meter, Stats
+from hvd_compress.tools.bench.distributed.measuring import measure
+from hvd_compress.tools.bench.distributed.shapes import BLOCKS, CLASSES, SHAPES, WIDTH
+from hvd_compress.tools.bench.distributed.task import Entry, Task
+from hvd_compress.tools.ranks.torch import TorchRank
+from hvd_compress.torch import Compression
+
+Tensor = Any
+
+BATCH = 32
+IMAGES, SIDE = 4, 64
+"""What ResNet-50 is trained on: few small images, as it is not its arithmetic that is measured."""
+
+RATE = 1e-3
+SMALL: list[Shape] = [(64, 64), (64,)]
+
+
+class TorchSubject:
+    """An entry.
+
+    Args:
+        parameters: Its own, which share their memory with those of the others.
+        loss: Makes a loss of them.
+        optimizer: What reduces their gradients and steps.
+        compression: Of this package; None for another.
+        clock: Sees the time in compress and decompress.
+        exchange: Whether to leave the step of the optimizer out.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        loss: Callable[[Sequence[Tensor]], Tensor],
+        optimizer: Any,
+        clock: Clock | None,
+        exchange: bool,
+    ) -> None:
+        self._parameters = parameters
+        self._loss = loss
+        self._optimizer = optimizer
+        self._clock = clock
+        self._exchange = exchange
+
+    @property
+    def called(self) -> float | None:
+        return self._clock.seconds if self._clock else None
+
+    def step(self) -> float:
+        """Make a step; of ``exchange``, only the backward pass and what it sets off count."""
+        if not self._exchange:
+            begin = time.perf_counter()
+            self._optimizer.zero_grad()
+            self._loss(self._parameters).backward()
+            self._optimizer.step()
+            return time.perf_counter() - begin
+        self.release()
+        loss = self._loss(self._parameters)
+        begin = time.perf_counter()
+        loss.backward()
+        if self._clock:
+            self._optimizer.synchronize()
+        return time.perf_counter() - begin
+
+    def release(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def stats(self) -> Stats | None:
+        return self._clock.stats() if self._clock else None
+
+
+class Clock:
+    """A compression whose calls are timed, without the time in which they wait."""
+
+    def __init__(self, compression: Any) -> None:
+        self._compression = compression
+        self._meter = getattr(compression, "_meter", Meter())
+        self.seconds = 0.0
+
+    def compress(self, tensor: Tensor) -> Any:
+        lap = self._meter.begin()
+        result = self._compression.compress(tensor)
+        self.seconds += self._meter.lap(lap)
+        return result
+
+    def decompress(self, tensor: Tensor, context: Any) -> Any:
+        lap = self._meter.begin()
+        result = self._compression.decompress(tensor, context)
+        self.seconds += self._meter.lap(lap)
+        return result
+
+    def stats(self) -> Stats | None:
+        return self._compression.stats() if hasattr(self._compression, "stats") else None
+
+
+class TorchBench(TorchRank):
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        super().__init__()
+        self._weights: dict[str, list[Tensor]] = {}
+        self._gradients: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
+        self._made = 0
+
+    def make(self, entry: Entry, what: str, model: str) -> TorchSubject:
+        shapes = SMALL if model == "small" else SHAPES[model]()
+        if model not in self._weights:
+            self._weights[model] = [from_numpy(value) for value in weights(shapes)]
+        parameters = [torch.nn.Parameter(weight.detach()) for weight in self._weights[model]]
+        optimizer, clock = torch.optim.SGD(parameters, lr=RATE), None
+        if entry.spec:
+            clock = Clock(entry.compression(Compression, hvd.Compression))
+            self._made += 1
+            named = [(f"entry{self._made}.{i}", parameter) for i, parameter in enumerate(parameters)]
+            optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=clock)
+        ready = what == "exchange" or model in ("small", "many")
+        loss = self._ready(model, shapes) if ready else LOSSES[model](self.rank)
+        return TorchSubject(parameters, loss, optimizer, clock, what == "exchange")
+
+    def _ready(self, model: str, shapes: Sequence[Shape]) -> Callable[[Sequence[Tensor]], Tensor]:
+        """Return a loss whose gradients are there already; backward hands them out, the last parameter first."""
+        if model not in self._gradients:
+            rng = np.random.default_rng((1, self.rank))
+            given = [from_numpy(0.01 * rng.standard_normal(shape, np.float32)) for shape in shapes]
+            self._gradients[model] = given, [from_numpy(np.empty(shape, np.float32)) for shape in shapes]
+        given, handed = self._gradients[model]
+
+        def loss(parameters: Sequence[Tensor]) -> Tensor:
+            torch._foreach_copy_(handed, given)
+            value = torch.zeros((), requires_grad=True)
+            for parameter, gradient in zip(parameters, handed, strict=True):
+                value = _READY.apply(value, parameter, gradient)
+            return value
+
+        return loss
+
+
+class _Ready(torch.autograd.Function):
+    """The identity of its first argument; gives the third as the gradient of the second, without a copy."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, parameter: Tensor, gradient: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor, None]:
+        return outer, ctx.gradient.view(ctx.gradient.shape), None
+
+
+_READY: Any = _Ready
+
+
+def from_numpy(array: Any) -> Tensor:
+    """Return a tensor in numpy's memory, which lies on large pages."""
+    return torch.from_numpy(array)
+
+
+def weights(shapes: Sequence[Shape]) -> Iterator[Any]:
+    """Yield initial weights: of He et al.'s variance; 1 for the scale that follows the kernel of a convolution."""
+    rng, before = np.random.default_rng(0), 0
+    for shape in shapes:
+        if len(shape) > 1:
+            yield rng.standard_normal(shape, np.float32) * np.float32(np.sqrt(2 / prod(shape[1:])))
+        else:
+            yield np.full(shape, before == 4, np.float32)
+        before = len(shape)
+
+
+def linear(rank: int) -> Callable[[Sequence[Tensor]], Tensor]:
+    draw = torch.Generator().manual_seed(rank)
+    inputs = torch.randn(BATCH, WIDTH, generator=draw)
+    labels = torch.randint(CLASSES, (BATCH,), generator=draw)
+
+    def loss(parameters: Sequence[Tensor]) -> Tensor:
+        x = torch.nn.functional.linear(inputs, *parameters[:2])
+        for i in range(2, len(parameters), 2):
+            x = torch.nn.functional.linear(x.relu(), *parameters[i : i + 2])
+        return torch.nn.functional.cross_entropy(x, labels)
+
+    return loss
+
+
+def resnet50(rank: int) -> Callable[[Sequence[Tensor]], Tensor]:
+    draw = torch.Generator().manual_seed(rank)
+    images = torch.randn(IMAGES, 3, SIDE, SIDE, generator=draw)
+    labels = torch.randint(1000, (IMAGES,), generator=draw)
+    functional = torch.nn.functional
+
+    def convolve(x: Tensor, left: Iterator[Tensor], stride: int = 1) -> Tensor:
+        kernel, scale, shift = next(left), next(left), next(left)
+        x = functional.conv2d(x, kernel, stride=stride, padding=kernel.shape[-1] // 2)
+        return functional.batch_norm(x, None, None, scale, shift, training=True)
+
+    def block(x: Tensor, left: Iterator[Tensor], stride: int, first: bool) -> Tensor:
+        y = convolve(x, left).relu()
+        y = convolve(y, left, stride).relu()
+        y = convolve(y, left)
+        return (y + (convolve(x, left, stride) if first else x)).relu()
+
+    def loss(parameters: Sequence[Tensor]) -> Tensor:
+        left = iter(parameters)
+        x = functional.max_pool2d(convolve(images, left, 2).relu(), 3, 2, 1)
+        for stage, (_, blocks) in enumerate(BLOCKS):
+            for number in range(blocks):
+                x = block(x, left, 2 if stage and number == 0 else 1, number == 0)
+        return functional.cross_entropy(functional.linear(x.mean((2, 3)), next(left), next(left)), labels)
+
+    return loss
+
+
+LOSSES: dict[str, Callable[[int], Callable[[Sequence[Tensor]], Tensor]]] = {"linear": linear, "resnet50": resnet50}
+
+
+if __name__ == "__main__":
+    measure(Task.read(Path(sys.argv[1])), TorchBench())

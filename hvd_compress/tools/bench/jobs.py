@@ -1,0 +1,148 @@
+"""Starts the ranks of a program, on emulated hosts, on this machine or on others, and waits for their end."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from signal import SIGTERM
+from typing import Literal, NamedTuple
+
+from hvd_compress.errors import ClusterError, SpecError
+from hvd_compress.tools.cluster import Cluster
+from hvd_compress.tools.cluster.job import Process, follow
+from hvd_compress.tools.cluster.rates import bits_per_second
+from hvd_compress.tools.units import UNLIMITED, counted
+
+Framework = Literal["torch", "keras"]
+Controller = Literal["gloo", "mpi"]
+"""Horovod's controllers: the libraries it communicates by."""
+
+CONTROLLERS = {
+    "gloo": ["--gloo"],
+    # Open MPI 5 does not know the options by which horovodrun binds ranks to cores.
+    "mpi": ["--mpi", "--binding-args=--bind-to none --map-by slot"],
+}
+
+ENVIRONMENT = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"), "1"),
+    "TF_NUM_INTEROP_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "CUDA_VISIBLE_DEVICES": "-1",
+}
+"""On this machine, a rank has one thread for its arithmetic."""
+
+_MPI = {
+    "OMPI_MCA_mpi_yield_when_idle": "1",  # there may be more ranks than cores
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}
+
+LAUNCHER = [sys.executable, "-m", "hvd_compress.tools.bench.horovodrun"]
+
+TIME_LIMIT = 3600.0
+"""Seconds after which a job hangs."""
+
+_LINES = 20
+
+
+class Where(NamedTuple):
+    """The hosts and ranks of a job."""
+
+    hosts: int  # Emulated hosts, of one rank each; 0 for this machine
+    rate: str  # The bandwidth of emulated hosts
+    ranks: int  # Ranks, without emulated hosts
+    controller: Controller  # Horovod's controller, without emulated hosts
+    on: str = ""  # Other machines and their slots, as ``horovodrun -H`` takes them; empty for this machine
+
+    @property
+    def size(self) -> int:
+        return self.hosts or self.ranks
+
+    def __str__(self) -> str:
+        if self.hosts:
+            return f"{self.hosts} emulated hosts, {self.rate}"
+        ranks = counted(self.ranks, "rank")
+        return f"{ranks} on {self.on or 'this machine'}, {self.controller}"
+
+
+def read_where(hosts: int, rate: str | None, ranks: int, controller: Controller, on: str = "") -> Where:
+    """Read the hosts and ranks of a job from a command's options.
+
+    Args:
+        hosts: Emulated hosts; 0 for none.
+        rate: None if it was not given.
+        ranks: On this machine.
+        controller: Of Horovod.
+        on: Other machines.
+
+    Raises:
+        SpecError: If the rate cannot be, or something is given that these hosts would not heed.
+    """
+    link = UNLIMITED if rate is None else read_link(rate)
+    if rate is not None and not hosts:
+        raise SpecError(
+            f"rate={rate!r} is not allowed without hosts: only the links of emulated hosts have a rate; add --hosts 2,"
+            " or leave out --rate"
+        )
+    if on and hosts:
+        raise SpecError(f"on={on!r} is not allowed with hosts={hosts}: emulated hosts are on this machine; name one")
+    return Where(hosts, link, ranks, controller, on)
+
+
+def read_link(text: str) -> str:
+    """Read the rate of an emulated link.
+
+    Raises:
+        SpecError: If there is none such.
+    """
+    try:
+        bits_per_second(text)
+    except ClusterError as error:
+        raise SpecError(str(error)) from None
+    return text
+
+
+def execute(module: str, argument: str, where: Where, watch: Callable[[], None], limit: float = TIME_LIMIT) -> None:
+    """Run ``python -m module argument`` on every rank.
+
+    Args:
+        module: The program.
+        argument: Its only argument.
+        where: What the ranks run on.
+        watch: Called again and again while it runs.
+        limit: Seconds after which it hangs.
+
+    Raises:
+        ClusterError: If the hosts cannot be made, or the program fails.
+    """
+    command = [sys.executable, "-m", module, argument]
+    failed, output = (_on_hosts if where.hosts else _here)(command, where, watch, limit)
+    if failed:
+        raise ClusterError(f"{failed}; it printed:\n{_tail(output)}")
+
+
+def _on_hosts(command: Sequence[str], where: Where, look: Callable[[], None], limit: float) -> tuple[str, str]:
+    with Cluster(where.hosts, where.rate) as cluster:
+        ended = cluster.launch(command, ENVIRONMENT, timeout=limit, watch=look)
+    worst = max(ended, key=lambda one: (one.code > 0, one.code < 0))  # the one that failed, not those ended for it
+    return (f"the rank on {worst.host} ended with status {worst.code}" if worst.code else ""), worst.output
+
+
+def _here(command: Sequence[str], where: Where, look: Callable[[], None], limit: float) -> tuple[str, str]:
+    folder = Path(sys.executable).parent
+    start = [*LAUNCHER, *CONTROLLERS[where.controller], "-np", str(where.ranks)]
+    own = {} if where.on else ENVIRONMENT
+    environment = {**os.environ, **own, **_MPI, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    command = [*start, "-H", where.on or f"localhost:{where.ranks}", *command]
+    (ended,) = follow([Process("this machine", command, environment, orphaned=SIGTERM)], limit, look)
+    return (f"horovodrun ended with status {ended.code}" if ended.code else ""), ended.output
+
+
+def _tail(output: str) -> str:
+    """Return the last lines that ranks wrote; those of horovodrun itself only if there are no others."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    lines = [line for line in lines if re.match(r"\[\d+(,\d+)?\]<std", line)] or lines
+    return "\n".join(lines[-_LINES:])

@@ -1,0 +1,147 @@
+"""What the kernels for CPUs take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hvd_compress.errors import MissingPackageError
+from hvd_compress.ops.code import Code
+from hvd_compress.tools.bench.local.timing import Copy, Floats, timed
+
+_RANKS, _SHARE = 4, 100
+"""Of `scatter-add`: how many ranks' pieces, of each of which one coordinate in so many."""
+
+
+class Operation(NamedTuple):
+    """A function to time."""
+
+    name: str
+    run: Callable[[], object]
+    passes: float  # Least reads and writes, in units of the array
+    peer: str = ""  # The name of an alternative, timed as well
+
+
+class Line(NamedTuple):
+    """A result."""
+
+    name: str
+    ms: float  # The time
+    ratio: float  # The time in plain copies
+    gb_per_s: float  # Bytes that have to be read and written, by the time
+    faster: float | None = None  # Speedup over its peer
+
+
+def measure(n: int, turns: int, progress: Callable[[str], None] = lambda name: None) -> list[Line]:
+    """Time all operations on arrays of ``n`` float32.
+
+    Raises:
+        MissingPackageError: If numba is not installed.
+    """
+    copy = Copy(n)
+    lines: dict[str, Line] = {}
+    for operation in chain([Operation("plain copy", copy, 2)], _operations(n), _peers(n)):
+        progress(operation.name)
+        taken = timed(operation.run, copy, turns)
+        speed = 4e-9 * n * operation.passes / taken.seconds
+        peer = lines.get(operation.peer)
+        if peer:
+            lines[peer.name] = peer._replace(faster=1000 * taken.seconds / peer.ms)
+        lines[operation.name] = Line(operation.name, 1000 * taken.seconds, taken.ratio, speed)
+    return list(lines.values())
+
+
+def names() -> list[str]:
+    return ["plain copy", *(operation.name for operation in [*_operations(64), *_peers(64)])]
+
+
+def _normal(n: int, seed: int) -> Floats:
+    return np.random.default_rng(seed).standard_normal(n, dtype=np.float32)
+
+
+def _operations(n: int) -> Iterator[Operation]:
+    cpu, x, residual, out = compiled(), _normal(n, 0), _normal(n, 1), np.zeros(n, np.float32)
+    yield from _codes(cpu, n, x, residual, out)
+
+    k, left = max(1, n // _SHARE), residual.copy()
+
+    def top() -> None:
+        absorb()
+        indices = cpu.top_indices(left, k)
+        np.take(left, indices)
+        left[indices] = 0.0
+
+    def absorb() -> None:
+        cpu.absorb_at(left.ctypes.data, residual.ctypes.data, x.ctypes.data, n, 1.0)
+
+    yield Operation("add the gradient to the residual", absorb, 3)
+
+    yield Operation("exact top 1% with feedback", top, 5)
+    yield Operation(_TOP, partial(cpu.top_indices, x, k), 1)
+    yield Operation("above a threshold, 1%", partial(cpu.above, x, 2.576), 1)
+    rng = np.random.default_rng(2)
+    pieces = [(np.sort(rng.choice(n, k, replace=False)), _normal(k, seed)) for seed in range(_RANKS)]
+
+    def scatter() -> None:
+        out.fill(0)
+        for indices, values in pieces:
+            cpu.add_at(out, indices, values)
+
+    yield Operation("scatter-add of 1% of 4 ranks", scatter, 1)
+    yield Operation("norms of chunks of 1024", partial(cpu.norms, x[: n // 1024 * 1024].reshape(-1, 1024)), 1)
+    for block, name in ((1024, "1024"), (1 << n.bit_length() - 1, "all")):
+        some = x[: n // block * block].copy()
+        yield Operation(f"Hadamard rotation, blocks of {name}", partial(cpu.rotate, some, 1, block, some), 2)
+    yield Operation("copy that looks for inf and nan", partial(cpu.put_finite, out, x), 2)
+    pieces_of_sum = [np.array([value]) for value in (0, out.ctypes.data, n)]
+    yield Operation("write a sum, scaled", partial(cpu.deliver, x, *pieces_of_sum, 0.5), 2)
+    yield Operation("to float16", partial(cpu.to_float16, x), 1.5)
+    yield Operation("to bfloat16", partial(cpu.to_bfloat16, x), 1.5)
+
+
+def _codes(cpu: Any, n: int, x: Floats, left: Floats, out: Floats) -> Iterator[Operation]:
+    """Yield the codes of a few bits."""
+    for bits in (2, 3, 4, 8):
+        code = Code("max", bits, 512)
+        name = f"{bits} bits: quantise, pack, keep what is left"
+        yield Operation(name, partial(cpu.quantise, x, code, 1, left), 2 + bits / 32)
+        data = cpu.quantise(x, code, 1)
+        for ranks in (1, 2):
+            rows, name = np.stack([data] * ranks), f"{bits} bits: unpack and add up {ranks}"
+            yield Operation(name, partial(cpu.dequantise, rows, code, n, out=out), 1 + ranks * bits / 32)
+    code = Code("mean", 1, 8192)
+    yield Operation("signs: means, pack, keep what is left", partial(cpu.quantise, x, code, 1, left), 2)
+    rows = np.stack([cpu.quantise(x, code, 1)] * 2)
+    yield Operation("signs: unpack and add up 2", partial(cpu.dequantise, rows, code, n, out=out), 1)
+
+
+_TOP = "exact top 1%"
+
+
+def _peers(n: int) -> Iterator[Operation]:
+    """Yield alternatives that are installed."""
+    try:
+        import torch
+    except ImportError:
+        return
+    x, k = torch.from_numpy(_normal(n, 0)), max(1, n // _SHARE)
+    yield Operation("torch.topk of the magnitudes, 1%", lambda: torch.topk(x.abs(), k, sorted=False), 2, _TOP)
+
+
+def compiled() -> Any:
+    """Return the kernels.
+
+    Raises:
+        MissingPackageError: If numba is not installed.
+    """
+    try:
+        from hvd_compress.kernels import cpu
+    except ImportError as error:
+        raise MissingPackageError(
+            f"the kernels for CPUs need numba ({error}); install it with: pip install numba"
+        ) from error
+    return cpu

@@ -1,0 +1,150 @@
+"""The rounds, traffic and state of a method, counted in the messages of one exchange."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import AllGather, AllToAll, Collective, Drive, World, take_branches
+from hvd_compress.core.lowering import LACKS, lower
+from hvd_compress.core.state_tree import flatten
+from hvd_compress.methods import REGISTRY
+from hvd_compress.methods.base import Method
+from hvd_compress.ops.numpy import NumpyOps
+from hvd_compress.spec import parse
+from hvd_compress.tools.bench.inputs import RMS, SEED, Arr
+
+SIDE = 256
+"""Rows and columns of the gradient that costs are measured on: normal numbers."""
+
+SIZES = (2, 8, 64)
+"""World sizes of the catalogue."""
+
+
+class Message(NamedTuple):
+    """A collective of one exchange, per coordinate of the gradient."""
+
+    kind: str  # ``"AllReduce"``, ``"AllGather"``, ``"AllToAll"`` or ``"Broadcast"``
+    bytes: float  # The payload that a rank hands to it
+    halves: float  # The count of float16 that are summed in it
+
+    def wire(self, ranks: int, ranks_per_host: int = 1) -> float:
+        """Return the bytes at the network device of a host; 0 if there is one host only.
+
+        In a ring, ranks of a host are neighbours, and so one of them alone sends to another host. In an alltoall, each
+        of them sends to all that are elsewhere.
+        """
+        if ranks <= ranks_per_host:
+            return 0.0
+        if self.kind == "AllToAll":
+            return self.bytes * ranks_per_host * (ranks - ranks_per_host) / ranks
+        return self.bytes * share(self.kind, ranks)
+
+
+class Cost(NamedTuple):
+    """The cost of one step of a method."""
+
+    rounds: int  # Collectives of a bucket, one after another
+    # Whether all of them are allreduces, or are as cheap with many ranks: traffic does not grow with them
+    allreduce: bool
+    state_bytes: float  # Bytes that a rank keeps between steps per coordinate of a float32 gradient, residual included
+    bits: dict[int, float]  # Bits that a rank sends per coordinate, metadata included, by world size
+
+
+@cache
+def cost(name: str) -> Cost:
+    """Measure a method with its default parameters."""
+    method, bucket, first = parse(name).core, _bucket(SIDE), sent(name, SIZES[0])
+    state = flatten(method.init(NumpyOps(), bucket, SIZES[0])).values()
+    return Cost(
+        len(first),
+        not grows(first),
+        sum(leaf.nbytes for leaf in state if not isinstance(leaf, int)) / bucket.numel,
+        {size: 8 * sum(share(m.kind, size) * m.bytes for m in sent(name, size)) for size in SIZES},
+    )
+
+
+@cache
+def sent(spec: str, ranks: int, side: int = SIDE) -> tuple[Message, ...]:
+    """Return the messages of rank 0 in one exchange of a matrix of ``side * side`` normal numbers.
+
+    Their number does not depend on the world size, so that two ranks tell it. With more, the exchange goes up to the
+    last message and no further: to decode the payloads of a thousand ranks would take long.
+
+    Raises:
+        SpecError: If the spec is invalid.
+        UnsupportedError: If the method does not support so many ranks.
+    """
+    method, bucket = parse(spec).core, _bucket(side)
+    rng = np.random.default_rng(SEED)
+    dense = REGISTRY[spec.partition(":")[0]].nonzero
+    x = (RMS * rng.standard_normal(bucket.numel) * (rng.random(bucket.numel) < dense)).astype(np.float32)
+    most = None if ranks == SIZES[0] else len(sent(spec, SIZES[0], side))
+    return tuple(_message(one, bucket.numel) for one in messages(method, bucket, x, ranks, most))
+
+
+def _bucket(side: int) -> Bucket:
+    return Bucket("b0", ((side, side),), "float32")
+
+
+def _message(message: Collective, numel: int) -> Message:
+    halves = message.array.size if message.array.dtype == np.float16 else 0
+    return Message(type(message).__name__, message.array.nbytes / numel, halves / numel)
+
+
+def grows(asked: tuple[Message, ...]) -> bool:
+    """Return whether what a rank receives, and has to decode, grows with the world size.
+
+    An allgather that hands out what an alltoall has collected does not.
+    """
+    kinds = {message.kind for message in asked}
+    return "AllGather" in kinds and "AllToAll" not in kinds
+
+
+def share(kind: str, size: int) -> float:
+    """Return what a rank sends on average, in units of its payload; with rings, as in Gloo.
+
+    An allreduce passes every part of the array round twice, once to be summed and once to be spread: ``2 (n - 1) / n``
+    of the array from each rank. An allgather passes each rank's array on n - 1 times. An alltoall keeps a rank's own
+    row, ``1 / n`` of its array, at home. A broadcast reaches n - 1 ranks.
+    """
+    n = size
+    return {"AllReduce": 2 * (n - 1) / n, "AllGather": n - 1, "AllToAll": (n - 1) / n, "Broadcast": (n - 1) / n}[kind]
+
+
+def messages(method: Method, bucket: Bucket, x: Arr, size: int, most: int | None = None) -> list[Collective]:
+    """Return the collectives that rank 0 starts in the first step.
+
+    Payloads have the same size on all ranks, or nearly so, so that the others are not computed: what they gather is
+    what rank 0 does, and what they add is zero.
+
+    Args:
+        method: To exchange with.
+        bucket: The shape of the gradient.
+        x: The gradient of rank 0, flat.
+        size: The world size.
+        most: Stop after so many.
+    """
+    ops, world = NumpyOps(), World(0, size)
+    exchanging = method.exchange(ops, bucket, x.copy(), method.init(ops, bucket, size), world)
+    drive = Drive(take_branches(lower(exchanging, ops, world, LACKS)))
+    found: list[Collective] = []
+    while drive.message is not None:
+        found.append(drive.message._replace(array=drive.message.array.copy()))
+        if len(found) == most:
+            break
+        drive.resume(_reply(drive.message, size))
+    return found
+
+
+def _reply(message: Collective, size: int) -> Any:
+    array = message.array
+    if isinstance(message, AllGather) and message.ragged:
+        return np.tile(array, size)
+    if isinstance(message, AllGather | AllToAll):
+        row = array if isinstance(message, AllGather) else array[0]
+        return np.stack([row] * size)
+    return array.copy()

@@ -1,0 +1,172 @@
+"""The hosts, as a context manager."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+
+from hvd_compress.errors import ClusterError
+from hvd_compress.tools.cluster import network
+from hvd_compress.tools.cluster.job import Finished, Process, end, follow
+from hvd_compress.tools.cluster.network import Traffic
+from hvd_compress.tools.cluster.rates import bits_per_second
+from hvd_compress.tools.units import UNLIMITED
+
+_PATIENCE = 60.0
+"""Seconds for the rendezvous server to start: importing Horovod from a cold disk is slow."""
+
+
+class Cluster:
+    """Hosts ``h1``, ``h2`` ... on this machine, each with a network device of its own.
+
+    ::
+
+        with Cluster(hosts=4, rate="100mbit") as cluster:
+            for host, code, output in cluster.launch([sys.executable, "train.py"]):
+                print(host, code, output)
+
+    Everything is removed at the end, and what an earlier run left that was killed at the beginning. The hosts share the
+    machine's files, processors and memory.
+
+    Args:
+        hosts: How many.
+        rate: What each may send and receive, as ``"100mbit"`` or ``"1gbit"``; or ``"unlimited"``.
+
+    Attributes:
+        hosts: How many.
+        name: What the names of its namespaces begin with; no other cluster on the machine has it.
+
+    Raises:
+        ClusterError: If that cannot be: not root, no ``ip`` or ``tc``, or no such rate.
+    """
+
+    def __init__(self, hosts: int, rate: str = UNLIMITED) -> None:
+        if not 1 <= hosts <= network.MOST_HOSTS:
+            raise ClusterError(f"hosts={hosts} is not allowed: there can be 1 to {network.MOST_HOSTS} hosts")
+        bits_per_second(rate)
+        network.require()
+        self.hosts = hosts
+        self._rate = rate
+        self.name = network.new_prefix()
+
+    def __enter__(self) -> Cluster:
+        network.remove_leftovers()
+        try:
+            network.make(self.name, self.hosts)
+            network.limit(self.name, self.hosts, self._rate)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the hosts, and end what still runs on them; a second Ctrl-C does not stop it."""
+        with _undisturbed():
+            network.remove(self.name)
+
+    @property
+    def rate(self) -> str:
+        """The bandwidth of each host, both ways; it can be changed while programs run."""
+        return self._rate
+
+    @rate.setter
+    def rate(self, rate: str) -> None:
+        network.limit(self.name, self.hosts, rate)
+        self._rate = rate
+
+    def address(self, number: int) -> str:
+        """Return the address of a host, counted from 1."""
+        return network.address(number)
+
+    def traffic(self) -> list[Traffic]:
+        """Return the bytes that each host has sent and received so far."""
+        return network.traffic(self.name, self.hosts)
+
+    def run(
+        self, number: int, command: Sequence[str], environment: Mapping[str, str] | None = None, timeout: float = 60
+    ) -> Finished:
+        """Run a program on one host, counted from 1."""
+        return follow([self._start(number, command, environment or {})], timeout, lambda: None)[0]
+
+    def launch(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        timeout: float = 600,
+        watch: Callable[[], None] = lambda: None,
+    ) -> list[Finished]:
+        """Run a Horovod program with one rank on each host, with Gloo; the first that fails ends the others.
+
+        Args:
+            command: The program, the same on each host.
+            environment: Added to that of this process.
+            timeout: Seconds after which a job that hangs is ended.
+            watch: Called again and again while the job runs.
+
+        Returns:
+            How each rank ended, in their order.
+
+        Raises:
+            ClusterError: If Horovod's rendezvous server does not start.
+        """
+        slots = ",".join(f"h{number}:1" for number in range(1, self.hosts + 1))
+        server = self._start(1, [sys.executable, "-m", "hvd_compress.tools.cluster.rendezvous", slots], {})
+        ranks: list[Process] = []
+        try:
+            port = _port(server)
+            for number in range(1, self.hosts + 1):
+                ranks.append(self._start(number, command, {**(environment or {}), **self._horovod(number, port)}))
+            return follow(ranks, timeout, watch)
+        finally:
+            end([*ranks, server])
+            server.finished()
+
+    def _start(self, number: int, command: Sequence[str], environment: Mapping[str, str]) -> Process:
+        command = network.command_on(self.name, number, command)
+        return Process(f"h{number}", command, {**os.environ, **environment})
+
+    def _horovod(self, number: int, port: str) -> dict[str, str]:
+        """Return what horovodrun would tell the rank on a host."""
+        own = {"HOSTNAME": f"h{number}", "RANK": number - 1, "LOCAL_RANK": 0, "CROSS_RANK": number - 1}
+        common = {"SIZE": self.hosts, "LOCAL_SIZE": 1, "CROSS_SIZE": self.hosts, "CONTROLLER": "gloo"}
+        gloo = {"RENDEZVOUS_ADDR": self.address(1), "RENDEZVOUS_PORT": port, "IFACE": "eth0"}
+        named = {**own, **common, "CPU_OPERATIONS": "gloo", **{f"GLOO_{name}": value for name, value in gloo.items()}}
+        return {f"HOROVOD_{name}": str(value) for name, value in named.items()}
+
+
+def _port(server: Process) -> str:
+    """Wait for the port that the server prints."""
+    deadline = time.monotonic() + _PATIENCE
+    while server.code is None and time.monotonic() < deadline:
+        if (lines := server.output().split()) and lines[-1].isdigit():
+            return lines[-1]
+        time.sleep(0.05)
+    raise ClusterError(
+        f"Horovod's rendezvous server did not start; hvd-compress doctor tells what is missing. It printed:\n"
+        f"{server.output().strip()}"
+    )
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ignore Ctrl-C; only the main thread may, and only it would be hit."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

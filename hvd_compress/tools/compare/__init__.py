@@ -1,0 +1,1 @@
+"""The command ``hvd-compress compare``: train with each method, judge what it gains, and report it."""

@@ -1,0 +1,184 @@
+"""The subcommand ``hvd-compress compare``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from hvd_compress.errors import SpecError
+from hvd_compress.spec import parse
+from hvd_compress.tools.bench.distributed.command import By, Hosts, Ranks, Rate, Trains, read_merges
+from hvd_compress.tools.bench.jobs import read_where
+from hvd_compress.tools.cluster import Cluster
+from hvd_compress.tools.compare.comparison import Course
+from hvd_compress.tools.compare.progress import Bars
+from hvd_compress.tools.compare.report import page, tables
+from hvd_compress.tools.compare.report.wording import words
+from hvd_compress.tools.compare.request import Request
+from hvd_compress.tools.compare.results import HOROVODS, Comparison
+from hvd_compress.tools.compare.store import Store
+from hvd_compress.tools.compare.tasks import TASKS, find
+from hvd_compress.tools.compare.training import Setting
+from hvd_compress.tools.drawing import require_matplotlib
+from hvd_compress.tools.terminal import app, note, refusals, remove_jobs_on_sigterm, say, split_specs
+from hvd_compress.tools.units import read_time
+
+_METHODS = "none,fp16,topk:ratio=0.01,powersgd:rank=4"
+_TASKS = "; ".join(f"{name}: {what}" for name, what in TASKS.items())
+
+
+@app.command()
+def compare(
+    task: Annotated[str, typer.Option(help=f"What to train. {_TASKS}; or module:function of your own.")] = "digits",
+    methods: Annotated[
+        str, typer.Option(help=f"Specs, separated by commas. {' and '.join(HOROVODS)} are always among them.")
+    ] = _METHODS,
+    hosts: Hosts = 0,
+    rate: Rate = None,
+    ranks: Ranks = 2,
+    controller: By = "gloo",
+    on: Annotated[str, typer.Option(metavar="h1:4,h2:4", help="Other machines, as horovodrun -H takes them.")] = "",
+    framework: Trains = "torch",
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each method.")] = 3,
+    target: Annotated[float | None, typer.Option(help="The metric that is good enough.")] = None,
+    budget: Annotated[str, typer.Option(help="Each training ends after this: 90s, 10m, 1h.")] = "10m",
+    lr: Annotated[str, typer.Option(help="Learning rates to try for each method, as 0.05,0.1.")] = "",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Of each training; else the task's own.")] = None,
+    merge: Annotated[str, typer.Option(help="How gradients are merged: 2, layer, search ...")] = "2",
+    data: Annotated[str, typer.Option(metavar="PATH", help="The task's data, where it is not in its own place.")] = "",
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="An option of the task. Can be repeated."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="For the report; the same command again goes on. [compare-TASK]"),
+    ] = None,
+) -> None:
+    """Train with several methods under Horovod and tell which pays: which is soonest at the target.
+
+    What Horovod has by itself, none and fp16, is always trained, too: the better of them is the baseline.
+
+    With --hosts, on emulated hosts of one rank each with a limited network; this needs root.
+    """
+    with refusals():
+        request = Request(
+            task=task,
+            framework=framework,
+            methods=read_methods(methods),
+            where=read_where(hosts, rate, ranks, controller, on),
+            seeds=seeds,
+            target=target,
+            budget=read_time("budget", budget, long=True),
+            lrs=read_rates(lr),
+            epochs=epochs,
+            merge=_merge(merge),
+            data=str(Path(data).resolve()) if data else "",
+            options=read_options(options or []),
+        )
+        _try_task(request)
+        require_matplotlib("reports")
+        if hosts:
+            Cluster(hosts, request.where.rate)  # refuses what cannot be
+        folder = output or Path(f"compare-{re.sub('[^A-Za-z0-9]+', '-', task)}")
+        raise typer.Exit(_run(request, folder))
+
+
+def _try_task(request: Request) -> None:
+    """Find mistakes before anything is started; a task of the user may need what only ranks have."""
+    make = find(request.task, request.framework)
+    if request.task in TASKS:
+        make(Setting(size=request.where.size, data=request.data, options=request.options))
+
+
+def _run(request: Request, folder: Path) -> int:
+    """Compare, and show the result; return the exit code."""
+    remove_jobs_on_sigterm()
+    console, store = Console(), Store(folder, request.conditions)
+
+    def save(known: Comparison) -> None:
+        known.write(folder / "results.json")
+
+    trainings = len(request.lrs) + request.seeds - 1
+    try:
+        with Bars(request.methods, trainings, Console(stderr=True)) as bars:
+            known = Course(request, store, bars).run(save)
+        if known is None:
+            typer.echo("hvd-compress: no training has ended; the first error is above", err=True)
+            return 1
+        save(known)
+        page.write(known, folder)
+    except KeyboardInterrupt:
+        _interrupted(folder)
+    finally:
+        store.close()
+    console.print(tables.main_table(known, console.width))
+    console.print()
+    for sentence in words(known):
+        say(sentence)
+    note(known.machine)
+    console.print(f"The report: {escape(str(folder / 'report.html'))}", highlight=False, soft_wrap=True)
+    for failure in known.failures:
+        typer.echo(f"hvd-compress: {failure.spec}, seed {failure.seed}: {failure.message}", err=True)
+    return 1 if known.failures else 0
+
+
+def _interrupted(folder: Path) -> NoReturn:
+    typer.echo(f"hvd-compress: interrupted; what has ended is in {folder}, and the same command goes on", err=True)
+    raise typer.Exit(130)
+
+
+def read_methods(text: str) -> list[str]:
+    """Read specs; Horovod's own methods are added where they are not among them.
+
+    Raises:
+        SpecError: If one is not a spec, or is there twice.
+    """
+    specs = split_specs(text)
+    for spec in specs:
+        parse(spec)
+    if twice := {spec for spec in specs if specs.count(spec) > 1}:
+        raise SpecError(f"--methods has {', '.join(sorted(twice))} twice: name each once")
+    return [*(spec for spec in HOROVODS if spec not in specs), *specs]
+
+
+def read_rates(text: str) -> list[float | None]:
+    """Read learning rates.
+
+    Raises:
+        SpecError: If one is not a positive number, or is there twice.
+    """
+    if not text:
+        return [None]
+    try:
+        rates = [float(word) for word in text.split(",")]
+    except ValueError:
+        rates = []
+    if not rates or not all(0 < rate < float("inf") for rate in rates) or len(set(rates)) < len(rates):
+        raise SpecError(f"--lr {text!r} is not allowed: name different positive numbers, as 0.05,0.1")
+    return list(rates)
+
+
+def read_options(words_: list[str]) -> dict[str, str]:
+    """Read options of a task.
+
+    Raises:
+        SpecError: If one is not ``key=value``.
+    """
+    pairs = [word.partition("=") for word in words_]
+    for word, (key, equals, _) in zip(words_, pairs, strict=True):
+        if not key or not equals:
+            raise SpecError(f"--set {word!r} is not allowed: write KEY=VALUE, as hidden=200")
+    return {key: value for key, _, value in pairs}
+
+
+def _merge(text: str) -> int | str:
+    (merge,) = found if len(found := read_merges([text])) == 1 else [None]
+    if merge is None:
+        raise SpecError(f"--merge {text!r} is not allowed: name one way, as 2, layer or search")
+    return merge

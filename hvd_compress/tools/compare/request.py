@@ -1,0 +1,59 @@
+"""What a comparison is asked for."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any, NamedTuple
+
+from hvd_compress.merging import Merge
+from hvd_compress.tools.bench.jobs import Framework, Where
+from hvd_compress.tools.compare.job import Job
+
+
+class Request(NamedTuple):
+    """The settings of a comparison."""
+
+    task: str  # A name, or ``module:function``
+    framework: Framework
+    methods: list[str]  # Specs; `HOROVODS` are among them
+    where: Where  # The hosts and ranks
+    seeds: int  # Trainings of each method
+    target: float | None  # None for the task's own
+    budget: float  # Seconds of each training
+    lrs: list[float | None]  # Learning rates to try; ``[None]`` for the task's own
+    epochs: int | None  # None for the task's own
+    merge: Merge  # The merge policy
+    data: str  # See `Setting`
+    options: dict[str, str]  # See `Setting`
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """What trainings must have in common to be compared."""
+        names = ("task", "framework", "budget", "epochs", "merge", "data", "options")
+        return {name: getattr(self, name) for name in names} | {"where": self.where._asdict()}
+
+    def job(self, spec: str, seed: int, lr: float | None) -> Job:
+        return Job(self.task, spec, seed, lr, self.merge, self.epochs, self.budget, self.data, self.options)
+
+    def command(self, output: str) -> str:
+        """Return the command that asks for this."""
+        where = self.where
+        words: list[object] = ["hvd-compress", "compare", "--task", self.task, "--methods", ",".join(self.methods)]
+        if where.hosts:
+            words += ["--hosts", where.hosts, "--rate", where.rate]
+        else:
+            words += [
+                "--ranks",
+                where.ranks,
+                "--controller",
+                where.controller,
+                *(["--on", where.on] if where.on else []),
+            ]
+        words += ["--framework", self.framework, "--seeds", self.seeds, "--budget", f"{self.budget:g}s"]
+        words += [] if self.target is None else ["--target", f"{self.target:g}"]
+        words += [] if self.lrs == [None] else ["--lr", ",".join(f"{lr:g}" for lr in self.lrs if lr is not None)]
+        words += [] if self.epochs is None else ["--epochs", self.epochs]
+        words += ["--merge", self.merge, *(["--data", self.data] if self.data else [])]
+        for name, value in self.options.items():
+            words += ["--set", f"{name}={value}"]
+        return shlex.join(map(str, [*words, "--output", output]))

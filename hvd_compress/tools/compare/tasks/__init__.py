@@ -1,0 +1,98 @@
+"""What can be trained: tasks of this package, by name, and those of the user, as ``module:function``."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from hvd_compress.errors import MissingPackageError, SpecError
+from hvd_compress.spec import nearest
+from hvd_compress.tools.compare.training import Setting, Training
+
+Builder = Callable[[Setting], Training]
+
+TASKS = {
+    "digits": "a small CNN on scikit-learn's handwritten digits, 8x8",
+    "fashion": "a CNN of 3.2 million parameters on Fashion-MNIST (options batch, test)",
+    "lm": "a word-level LSTM on the text --data FILE, in PyTorch only (options vocabulary, hidden, dropout, batch,"
+    " words, test)",
+}
+"""The tasks that this package has, with a line of description each."""
+
+_PLACES = {
+    "torch": {"digits": "torch_tasks:digits", "fashion": "torch_tasks:fashion", "lm": "torch_lm:lm"},
+    "keras": {"digits": "keras_tasks:digits", "fashion": "keras_tasks:fashion"},
+}
+"""Where the builder of a task is in this package, by framework."""
+
+_EXTRAS = {"torch": "torch", "keras": "tensorflow"}
+
+
+def find(name: str, framework: str) -> Builder:
+    """Find the builder of a task. This loads the framework.
+
+    Args:
+        name: One of `TASKS`, or ``module:function``; the module is looked for in the working directory first.
+        framework: ``"torch"`` or ``"keras"``.
+
+    Raises:
+        SpecError: If there is no such task, or none in this framework.
+        MissingPackageError: If the framework is not installed.
+    """
+    if framework not in _PLACES:
+        raise SpecError(f"framework={framework!r} is not allowed: framework must be {' or '.join(_PLACES)}")
+    if ":" in name:
+        return _of_user(name)
+    if name not in TASKS:
+        raise SpecError(
+            f"unknown task {name!r}{nearest(name, TASKS)}; there are: {', '.join(TASKS)}; one of your own is"
+            " module:function"
+        )
+    if name not in _PLACES[framework]:
+        there = " and ".join(other for other in _PLACES if name in _PLACES[other])
+        raise SpecError(f"the task {name!r} is not there in {framework}, but in {there}")
+    module, function = _PLACES[framework][name].split(":")
+    try:
+        return _function(importlib.import_module(f"{__name__}.{module}"), function)
+    except ImportError as error:
+        raise MissingPackageError(
+            f"the task {name!r} needs {framework} ({error}); install it with: pip install"
+            f" 'hvd-compress[{_EXTRAS[framework]}]'"
+        ) from error
+
+
+def _of_user(name: str) -> Builder:
+    module, _, function = name.partition(":")
+    if not all(part.isidentifier() for part in [*module.split("."), function]):
+        raise SpecError(f"task={name!r} is not allowed: a task of your own is module:function, such as my.task:build")
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.insert(0, os.getcwd())  # as for `python -m`; a console script does not have it
+    try:
+        imported = importlib.import_module(module)
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+        wrong = f"there is no module {error.name!r} in {os.getcwd()} or on Python's path" if missing else f"{error}"
+        raise SpecError(f"the task {name!r} cannot be imported: {wrong}") from error
+    known = [key for key, value in vars(imported).items() if callable(value) and not key.startswith("_")]
+    if function not in known:
+        raise SpecError(f"the module {module!r} has no function {function!r}{nearest(function, known)}")
+    return functools.partial(_checked, name, _function(imported, function))
+
+
+def _function(module: Any, name: str) -> Builder:
+    found: Builder = getattr(module, name)
+    return found
+
+
+def _checked(name: str, builder: Builder, setting: Setting) -> Training:
+    made: Any = builder(setting)
+    if not isinstance(made, Training):
+        raise SpecError(
+            f"the task {name!r} gives {type(made).__name__}; it must give a hvd_compress.lab.Training of what it is to"
+            " train"
+        )
+    return made

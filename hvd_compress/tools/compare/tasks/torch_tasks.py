@@ -1,0 +1,36 @@
+"""Images to classify, in PyTorch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hvd_compress.tools.bench.digits import cnn
+from hvd_compress.tools.compare.tasks.classifying import Batch, Classifying
+from hvd_compress.tools.compare.tasks.data import Arr
+
+
+class _Classifying(Classifying):
+    def cnn(self, side: int, pools: tuple[bool, bool], hidden: int) -> nn.Module:
+        return cnn(side, pools, hidden)
+
+    def sgd(self, model: nn.Module, lr: float, momentum: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        inputs, labels = batch
+        return functional.cross_entropy(model(inputs), labels)
+
+    def tensor(self, array: Arr) -> Tensor:
+        return torch.from_numpy(array)
+
+    def inputs(self, pixels: Arr) -> Tensor:
+        return self.tensor(pixels[:, None])
+
+    def logits(self, model: nn.Module, inputs: Tensor) -> Arr:
+        found: Arr = model(inputs).numpy()
+        return found
+
+
+digits, fashion = _Classifying.digits, _Classifying.fashion

@@ -1,0 +1,210 @@
+"""The step time of a method; the formulas are explained in docs/planning.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hvd_compress.errors import SpecError
+from hvd_compress.spec import parse
+from hvd_compress.tools.bench.traffic import Message, sent
+from hvd_compress.tools.plan.constants import Constants
+from hvd_compress.tools.plan.rates import Rates
+
+HOROVODS = ("none", "fp16")
+"""Horovod's own methods; the better of them is the baseline."""
+
+_FLOAT = 4
+"""Bytes."""
+
+
+class Setup(NamedTuple):
+    """A training job.
+
+    Attributes:
+        params: Of the model.
+        ranks: How many there are.
+        rate: What a host can send and receive, in bits a second; may be infinite.
+        compute: Seconds of a step without any exchange, under the conditions of the job.
+        latency: Seconds from one host to another.
+        merge: Buckets that gradients are merged into before they are compressed.
+        ranks_per_host: Ranks that share a host's link; as many on every host.
+        cores_per_rank: Below 1, ranks share cores, and all that their processors do takes longer.
+        side: Rows and columns of the model's matrices, which matter to low-rank methods.
+        vectors: The share of the parameters in vectors, as biases, which are not compressed.
+        tree: Whether small messages go along trees, as with NCCL, and not round a ring, as with Gloo.
+    """
+
+    params: int
+    ranks: int
+    rate: float
+    compute: float
+    latency: float = 50e-6
+    merge: int = 2
+    ranks_per_host: int = 1
+    cores_per_rank: float = 1.0
+    side: int = 1024
+    vectors: float = 0.001
+    tree: bool = False
+
+    def check(self) -> None:
+        """Refuse numbers that cannot be.
+
+        Raises:
+            SpecError: If there are any.
+        """
+        ranges = {
+            "params": (self.params >= 1, "at least 1"),
+            "ranks": (self.ranks >= 1, "a whole number of at least 1"),
+            "rate": (self.rate > 0, "above 0"),
+            "compute": (0 < self.compute < math.inf, "above 0"),
+            "latency": (0 <= self.latency < math.inf, "at least 0"),
+            "merge": (self.merge >= 1, "a number of buckets, at least 1"),
+            "ranks_per_host": (
+                self.ranks_per_host >= 1 and self.ranks % self.ranks_per_host == 0,
+                f"a whole number of at least 1 that divides ranks={self.ranks}, as hosts have equally many",
+            ),
+            "cores_per_rank": (0 < self.cores_per_rank < math.inf, "above 0; below 1 where ranks share cores"),
+            "side": (16 <= self.side <= 4096, "in 16 .. 4096"),
+            "vectors": (0 <= self.vectors < 1, "a share of the parameters, at least 0 and below 1"),
+        }
+        for name, (fine, allowed) in ranges.items():
+            if not fine:
+                option = name.replace("_", "-")
+                raise SpecError(f"{option}={getattr(self, name)} is not allowed: {option} must be {allowed}")
+
+
+def matrix_side(parameters: int, side: int) -> int:
+    """Return the side of the matrices that a model is assumed to consist of: as asked for, unless it is too small."""
+    return max(1, min(side, math.isqrt(parameters)))
+
+
+class Prediction(NamedTuple):
+    """The predicted step of one method; times in seconds.
+
+    Attributes:
+        spec: Of the method.
+        compute: Of the step alone.
+        encode: Compressing.
+        decode: Decompressing, and writing the means over the gradients.
+        link: What the bytes take at the link's bandwidth, or between the GPUs of a host where that is slower.
+        host: What they take on the host: sending, receiving and adding up.
+        rounds: What the collectives take however few bytes they have: latency, and agreeing on what is ready.
+        exchange: The last three together.
+        hidden: How much of it goes on during the backward pass.
+        wire: Bytes through the network device of a host.
+    """
+
+    spec: str
+    compute: float
+    encode: float
+    decode: float
+    link: float
+    host: float
+    rounds: float
+    exchange: float
+    hidden: float
+    wire: float
+
+    @property
+    def step(self) -> float:
+        return self.compute + self.encode + self.decode + self.exchange - self.hidden
+
+
+def baseline(found: Sequence[Prediction]) -> Prediction:
+    """Return the better of Horovod's own methods."""
+    return min((one for one in found if one.spec in HOROVODS), key=lambda one: one.step)
+
+
+def predict(spec: str, setup: Setup, rates: Rates, constants: Constants) -> Prediction:
+    """Predict a step.
+
+    Raises:
+        UnsupportedError: If the method cannot be used with so many ranks.
+    """
+    linear = parse(spec).linear
+    slow = max(1.0, 1.0 / setup.cores_per_rank)
+    sending = _sending(spec, setup)
+    encode, decode = _coding(spec, sending[0], setup.ranks, rates)
+    wire = sum(one.parameters * one.message.wire(setup.ranks, setup.ranks_per_host) for one in sending)
+    link = sum(_link(one, setup, constants) for one in sending)
+    host = sum(_work(one, setup.ranks, constants) for one in sending) * (_slow_if_it_spins(slow) if linear else slow)
+    rounds = sum(_round(one.message.kind, setup, constants, slow) for one in sending if one.waits)
+    exchange = link + host + rounds
+    window = constants.overlap * constants.backward * setup.compute / slow
+    hidden = min(exchange, window) * (1 if linear else 1 - 1 / setup.merge)
+    coding = slow * (1.0 if linear else constants.coding)
+    return Prediction(spec, setup.compute, coding * encode, coding * decode, link, host, rounds, exchange, hidden, wire)
+
+
+class _Sent(NamedTuple):
+    """A collective of a step."""
+
+    message: Message  # The collective
+    parameters: float  # The count of the model's parameters in it
+    waits: bool = True  # False for the vectors, which travel beside the buckets; these are under way together, too
+
+
+def _sending(spec: str, setup: Setup) -> list[_Sent]:
+    """Return all collectives: those of the method, and one for the vectors, which it leaves uncompressed."""
+    asked = sent(spec, max(2, setup.ranks), matrix_side(setup.params, setup.side))
+    if parse(spec).linear:
+        return [_Sent(message, setup.params) for message in asked]
+    vectors = setup.vectors * setup.params
+    found = [_Sent(message, setup.params - vectors) for message in asked]
+    return [*found, _Sent(Message("AllReduce", _FLOAT, 0.0), vectors, waits=False)] if vectors else found
+
+
+def _coding(spec: str, first: _Sent, ranks: int, rates: Rates) -> tuple[float, float]:
+    """Return the seconds of compressing and decompressing, for a rank with a core of its own.
+
+    What travels as Horovod's own allreduce is only cast, at the speed of memory: 4 bytes are read and fewer written.
+    """
+    if parse(spec).linear:
+        cast = rates.copy * (_FLOAT + first.message.bytes) / (2 * _FLOAT) if first.message.bytes < _FLOAT else 0.0
+        return first.parameters * cast, first.parameters * cast
+    rate = rates.methods[spec]
+    return first.parameters * rate.encode, first.parameters * (rate.decoding(ranks) + rates.copy)
+
+
+def _link(sending: _Sent, setup: Setup, constants: Constants) -> float:
+    """Return the seconds at the slower one of a host's link and the bus inside it; data goes through both at once."""
+    between = 8 * sending.message.wire(setup.ranks, setup.ranks_per_host) / (setup.rate * constants.efficiency)
+    return sending.parameters * max(between, sending.message.wire(setup.ranks) * constants.bus)
+
+
+def _work(sending: _Sent, ranks: int, constants: Constants) -> float:
+    """Return the seconds of a core for sending, receiving and adding up."""
+    message, summed = sending.message, (ranks - 1) / ranks
+    return sending.parameters * (message.wire(ranks) * constants.byte + message.halves * summed * constants.half)
+
+
+def _slow_if_it_spins(slow: float) -> float:
+    """Return how slow Horovod's thread is where ranks share cores with a thread that spins while it waits.
+
+    PyTorch waits for Horovod's own allreduce in a loop that never sleeps; for compressed gradients it waits asleep.
+    """
+    return slow * (2 - 1 / slow)
+
+
+def _round(kind: str, setup: Setup, constants: Constants, slow: float) -> float:
+    """Return the seconds of a collective without any bytes."""
+    if setup.ranks == 1:
+        return 0.0
+    agreeing, own = _hops("AllReduce", setup), _hops(kind, setup)  # what is ready is agreed on by an allreduce of bits
+    messages, apart = (one + other for one, other in zip(agreeing, own, strict=True))
+    return slow * (constants.cycle + messages * constants.hop) + apart * setup.latency
+
+
+def _hops(kind: str, setup: Setup) -> tuple[float, float]:
+    """Return the messages of a collective, one after another, and how many of them go from one host to another.
+
+    Along trees, as NCCL has them for sums, hosts are far apart only near the root.
+    """
+    hosts = math.ceil(setup.ranks / setup.ranks_per_host)
+    twice = 2 if kind == "AllReduce" else 1
+    if setup.tree and kind in ("AllReduce", "Broadcast"):
+        return twice * math.ceil(math.log2(setup.ranks)), twice * math.ceil(math.log2(hosts))
+    once = setup.ranks - 1
+    return twice * once, twice * once * hosts / setup.ranks if hosts > 1 else 0.0

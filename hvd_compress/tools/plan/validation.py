@@ -1,0 +1,180 @@
+"""Predictions against measurements on emulated hosts, and the range of jobs in which these were made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from hvd_compress.errors import SpecError
+from hvd_compress.spec import parse
+from hvd_compress.tools.bench.distributed.launcher import run
+from hvd_compress.tools.bench.distributed.results import results
+from hvd_compress.tools.bench.distributed.shapes import SHAPES, WIDTH, count
+from hvd_compress.tools.bench.distributed.task import Task, entries
+from hvd_compress.tools.bench.jobs import Where
+from hvd_compress.tools.bench.machine import Machine
+from hvd_compress.tools.plan.constants import Constants
+from hvd_compress.tools.plan.model import Setup, predict
+from hvd_compress.tools.plan.rates import Rates
+from hvd_compress.tools.plan.target import Target
+from hvd_compress.tools.units import counted, read_rate, write_rate
+
+METHODS = ("none", "fp16", "topk:ratio=0.01", "topkc:ratio=0.01", "powersgd:rank=4", "efsignsgd", "qsgd")
+HOSTS, LINKS = (2, 4, 8), ("100mbit", "300mbit", "1gbit")
+CORES = 2
+"""Of the machine that the constants come from, which all its emulated hosts share."""
+
+MODEL, MERGE = "linear", 2
+FITTED = (2, 8)
+"""Hosts whose measurements constants are fitted to; the others tell whether they are true elsewhere."""
+
+GOOD = 0.2
+"""An error that is small enough."""
+
+
+RANKS = (min(HOSTS), max(HOSTS))
+RATES = tuple(read_rate("rate", link) for link in LINKS)
+
+RANGE = (
+    f"CPUs with Gloo, {RANKS[0]} to {RANKS[1]} ranks, one on each host, {write_rate(min(RATES))} to"
+    f" {write_rate(max(RATES))}, at least {CORES / RANKS[1]:g} of a core for each rank"
+)
+"""The validated range in words: a verdict is given there, and nowhere else."""
+
+
+def beyond(setup: Setup, target: Target) -> list[str]:
+    """Return in what a job lies outside the validated range; empty if it does not."""
+    outside = {
+        "GPUs": target.device == "gpu",
+        {"nccl": "NCCL"}.get(target.backend, "MPI"): target.backend != "gloo",
+        counted(setup.ranks, "rank"): not RANKS[0] <= setup.ranks <= RANKS[1],
+        f"{setup.ranks_per_host} ranks on each host": setup.ranks_per_host > 1,
+        f"a rate of {write_rate(setup.rate)}": not min(RATES) <= setup.rate <= max(RATES),
+        f"{setup.cores_per_rank:g} of a core for each rank": setup.cores_per_rank < CORES / RANKS[1],
+    }
+    return [what for what, so in outside.items() if so]
+
+
+class Measured(NamedTuple):
+    """The measurements of a job."""
+
+    hosts: int  # Emulated hosts, of one rank each
+    link: str  # The bandwidth of each, as ``"100mbit"``
+    cores: int  # Cores of the machine, which all hosts share
+    compute: float  # Seconds of a step alone, measured in the same job
+    steps: Mapping[str, float]  # Seconds of a step, by spec
+    traffic: Mapping[str, float]  # Bytes at the network device of the busiest host in each step, by spec
+
+
+class Campaign(NamedTuple):
+    """All measurements."""
+
+    machine: str
+    rates: Rates
+    jobs: Sequence[Measured]
+
+    def write(self, path: Path) -> None:
+        jobs = [job._asdict() for job in self.jobs]
+        facts = {"machine": self.machine, "rates": self.rates.as_json(), "jobs": jobs}
+        path.write_text(json.dumps(facts, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> Campaign:
+        """Read what `write` has written.
+
+        Raises:
+            SpecError: If it is something else.
+        """
+        try:
+            facts = json.loads(path.read_text())
+            jobs = [Measured(**job) for job in facts["jobs"]]
+            return cls(facts["machine"], Rates.from_json(facts["rates"]), jobs)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SpecError(
+                f"measured={str(path)!r} cannot be read ({type(error).__name__}: {error}); it must be a file that"
+                " 'hvd-compress plan validate --json FILE' has written"
+            ) from None
+
+
+class Cell(NamedTuple):
+    """One method in one job."""
+
+    hosts: int  # Emulated hosts, of one rank each
+    link: str  # The bandwidth of each
+    spec: str
+    measured: float  # Seconds of a step
+    predicted: float  # Seconds that the model predicts
+    traffic: float = 0.0  # Bytes at the network device in each step
+    wire: float = 0.0  # Bytes that the model predicts
+
+    @property
+    def error(self) -> float:
+        """How much too long the prediction is, as a share of what was measured."""
+        return self.predicted / self.measured - 1
+
+
+def measure_job(hosts: int, link: str, steps: int) -> Measured:
+    """Measure whole steps of all methods, which take turns.
+
+    Raises:
+        ClusterError: If there can be no emulated hosts, or the job fails.
+    """
+    compared = entries([spec for spec in METHODS if not parse(spec).linear], [MERGE], against_horovod=True)
+    task = Task("steps", MODEL, compared, steps, 1, 0, "")
+    found = results(task, run(task, "torch", Where(hosts, link, 0, "gloo"), lambda done: None), None)
+    by_spec = {entry.spec: result for entry, result in zip(compared, found, strict=True)}
+    alone = by_spec.pop("")
+    seconds = {spec: result.ms / 1000 for spec, result in by_spec.items()}
+    traffic = {spec: result.device or 0.0 for spec, result in by_spec.items()}
+    return Measured(hosts, link, Machine.here().cores, alone.ms / 1000, seconds, traffic)
+
+
+def setup_of(job: Measured) -> Setup:
+    """Return a job as the model sees it; the latency of an emulated network is part of a message's cost to the host."""
+    shapes = SHAPES[MODEL]()
+    vectors = sum(prod(shape) for shape in shapes if len(shape) == 1) / count(shapes)
+    return Setup(
+        params=count(shapes),
+        ranks=job.hosts,
+        rate=read_rate("rate", job.link),
+        compute=job.compute,
+        latency=0.0,
+        merge=MERGE,
+        cores_per_rank=job.cores / job.hosts,
+        side=WIDTH,
+        vectors=vectors,
+    )
+
+
+def compare(jobs: Sequence[Measured], rates: Rates, constants: Constants) -> list[Cell]:
+    """Predict what was measured.
+
+    A step alone does not depend on the link, so that it is known best from all jobs with as many hosts: their median.
+    """
+    alone = {n: median(job.compute for job in jobs if job.hosts == n) for n in {job.hosts for job in jobs}}
+    cells = []
+    for job in jobs:
+        setup = setup_of(job._replace(compute=alone[job.hosts]))
+        for spec, seconds in job.steps.items():
+            found = predict(spec, setup, rates, constants)
+            cells.append(Cell(job.hosts, job.link, spec, seconds, found.step, job.traffic[spec], found.wire))
+    return cells
+
+
+class Score(NamedTuple):
+    """The quality of the predictions."""
+
+    cells: int
+    good: float  # The share whose error is at most `GOOD`
+    median: float  # The median of the errors, whatever their signs
+    worst: Cell
+
+
+def score(cells: Sequence[Cell]) -> Score:
+    errors = [abs(cell.error) for cell in cells]
+    worst = max(cells, key=lambda cell: abs(cell.error))
+    return Score(len(cells), sum(error <= GOOD for error in errors) / len(cells), median(errors), worst)

@@ -1,0 +1,1 @@
+"""A rank of a job: the part that the workers of benchmarks and of comparisons share."""

@@ -1,0 +1,74 @@
+"""The speed benches on real ranks: small jobs, whose figures only have to be consistent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import horovodrun
+from typer.testing import CliRunner
+
+from hvd_compress.tools.bench.distributed import command, launcher
+from hvd_compress.tools.bench.distributed.results import results
+from hvd_compress.tools.bench.distributed.task import ALONE, Entry, Task
+from hvd_compress.tools.bench.jobs import Where
+
+pytestmark = pytest.mark.jobs
+
+RUNNER = CliRunner(env={"COLUMNS": "160", "NO_COLOR": "1"})
+NUMBERS = 500 * 64 * 32
+
+for_real = pytest.mark.needs("hosts")
+
+
+def bench(file: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
+    result = RUNNER.invoke(command.bench, [*arguments, "--steps", "2", "--warmup", "1", "--json", str(file)])
+    assert result.exit_code == 0, result.output
+    written = json.loads(file.read_text())
+    assert written["machine"]["cpu"] in result.output.replace("\n", " ")
+    return result.output, {one["label"]: one for one in written["results"]}
+
+
+def test_the_worker() -> None:
+    job = horovodrun(2, "mpi", Path(__file__).with_name("distributed_job.py"), timeout=300)
+    assert job.stdout.count("all is well on rank") == 2
+
+
+@for_real
+def test_steps_on_hosts(tmp_path: Path) -> None:
+    plot = tmp_path / "plot.png"
+    where = ("--hosts", "2", "--rate", "1gbit", "--model", "many", "--plot", str(plot))
+    _, found = bench(tmp_path / "r.json", "steps", "none", "qsgd", *where, "--merge", "2", "--against", "horovod")
+    assert list(found) == [ALONE, "Horovod's none", "Horovod's fp16", "none", "qsgd merge=2"]
+    assert found["none"]["payload"] == 4 * NUMBERS
+    assert found["qsgd merge=2"]["payload"] < NUMBERS
+    for one in list(found.values())[1:]:
+        sent = {"Horovod's fp16": 2 * NUMBERS, "qsgd merge=2": found["qsgd merge=2"]["payload"]}
+        least = sent.get(one["label"], 4 * NUMBERS)  # two ranks: an allreduce sends half of it twice
+        assert least <= one["device"] < 1.5 * least + 200_000
+        assert one["ms"] > 0
+        assert one["floor"] >= 1000 * 8 * one["device"] / 10**9
+    assert plot.exists()
+
+
+def test_exchanges_here_with_a_profile(tmp_path: Path) -> None:
+    where = ("--ranks", "2", "--controller", "mpi", "--shapes", "many", "--merge", "2", "--profile")
+    printed, found = bench(tmp_path / "r.json", "exchange", "efsignsgd", *where)
+    assert list(found) == [ALONE, "efsignsgd merge=2"]
+    one = found["efsignsgd merge=2"]
+    assert one["device"] is None
+    assert one["encode"] + one["decode"] <= one["python"] * 1.001
+    called = {row["function"].split()[-1]: row["calls"] for row in one["profile"]}
+    assert called["compress"] == called["decompress"] == 500
+    assert "under the profiler" in printed
+
+
+@pytest.mark.long
+def test_keras() -> None:
+    task = Task("steps", "small", [Entry(ALONE), Entry("none", "none")], 2, 1, 0, "")
+    reports = launcher.run(task, "keras", Where(0, "", 2, "mpi"), lambda done: None)
+    _, none = results(task, reports, None)
+    assert none.payload == 4 * (64 * 64 + 64)
+    assert none.ms > 0

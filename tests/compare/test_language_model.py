@@ -1,0 +1,91 @@
+"""The language model: what it is asked, what it knows, and what it remembers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compare.files import write_text
+
+from hvd_compress.errors import SpecError
+from hvd_compress.lab import Setting, Training
+from hvd_compress.tools.compare.tasks.torch_lm import LanguageModel
+from hvd_compress.tools.compare.tasks.torch_lm import lm as build
+
+VOCABULARY = 30
+
+
+@pytest.fixture(name="lm")
+def _lm(tmp_path: Path) -> Training:
+    torch.manual_seed(0)
+    options = {"vocabulary": str(VOCABULARY), "hidden": "16", "batch": "6", "test": "700"}
+    return build(Setting(data=str(write_text(tmp_path / "text")), options=options))
+
+
+def test_an_untrained_language_model_knows_nothing(lm: Training) -> None:
+    with torch.no_grad():
+        assert lm.finish(lm.evaluate(lm.model)) == pytest.approx(VOCABULARY, rel=0.05)
+    assert lm.finish is math.exp
+    assert (lm.metric, lm.higher_is_better) == ("perplexity", False)
+
+
+def test_the_embedding_is_the_output_layer() -> None:
+    model = LanguageModel(50, 8, 0.0)
+    shapes = sorted(tuple(parameter.shape) for parameter in model.parameters())
+    assert shapes.count((50, 8)) == 1 and (8, 50) not in shapes
+    words = torch.tensor([[1, 2, 3]])
+    before, _ = model(words, None)
+    with torch.no_grad():
+        model.embedding.weight[40] += 1  # a word that is not among the inputs
+    after, _ = model(words, None)
+    changed = (before != after).any(dim=1)[0]
+    assert changed.nonzero().flatten().tolist() == [40]
+
+
+def test_each_word_is_to_be_guessed_from_those_before(lm: Training) -> None:
+    batches: Iterator[Any] = iter(lm.batches(0))
+    first, second = next(batches), next(batches)
+    assert (first.first, second.first) == (True, False)
+    assert first.inputs.shape == first.targets.shape == (6, 35)
+    torch.testing.assert_close(first.inputs[:, 1:], first.targets[:, :-1])
+    torch.testing.assert_close(first.targets[:, -1], second.inputs[:, 0])
+
+
+def test_gradients_always_flow_through_as_many_words(lm: Training) -> None:
+    for epoch in range(3):
+        assert {batch.inputs.shape for batch in lm.batches(epoch)} == {(6, 35)}
+
+
+def test_the_state_goes_on_within_an_epoch_and_not_beyond(lm: Training) -> None:
+    lm.model.eval()
+    first, second = islice(iter(lm.batches(0)), 2)
+    fresh = lm.loss(lm.model, second._replace(first=True)).item()
+    lm.loss(lm.model, first)
+    carried = lm.loss(lm.model, second)
+    assert carried.item() != fresh
+    assert lm.loss(lm.model, second._replace(first=True)).item() == fresh
+    _, state = lm.model(first.inputs, None)
+    whole = torch.nn.functional.cross_entropy(lm.model(second.inputs, state)[0].flatten(0, 1), second.targets.flatten())
+    assert carried.item() == whole.item()
+    carried.backward()  # the graph of the first minibatch is not there any more, and is not needed
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hiden": "3"}, r"did you mean 'hidden'.*vocabulary=10000, hidden=100, dropout=0.0, batch=20, words=0"),
+        ({"vocabulary": "2"}, "vocabulary=2 is not allowed: vocabulary must be at least 3"),
+        ({"dropout": "1"}, "dropout=1.0 is not allowed: dropout must be at least 0 and less than 1"),
+        ({"dropout": "nan"}, "dropout=nan is not allowed"),
+        ({"words": "9999"}, "words=9999 is not allowed: words must be at least 10000, or 0"),
+        ({"hidden": "0"}, "hidden=0 is not allowed"),
+    ],
+)
+def test_options_of_the_language_model(options: dict[str, str], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        build(Setting(options=options))
