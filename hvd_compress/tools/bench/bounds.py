@@ -1,4 +1,4 @@
-"""What theory and the papers say of a method's error, to stand beside what was measured."""
+"""Bounds and claims of theory and of the papers, to stand beside what was measured."""
 
 from __future__ import annotations
 

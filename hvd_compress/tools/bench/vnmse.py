@@ -1,4 +1,4 @@
-"""How far is the mean that a method gives from the true one, at how many bits?
+"""The error of the mean that a method gives, and the bits that it takes.
 
 Han et al., Beyond Throughput and Compression Ratios, 2024, compare methods by the normalised squared error of the
 mean, at the bits per coordinate that it took with all metadata::
@@ -16,7 +16,6 @@ import numpy as np
 
 from hvd_compress.core.local_world import LocalWorld
 from hvd_compress.errors import GradientError, SpecError
-from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method, Wrapper
 from hvd_compress.methods.lowrank import LowRank
 from hvd_compress.policy import Selective
@@ -202,12 +201,6 @@ def measure_all(
 
 def default_specs() -> list[str]:
     return [spec for specs in BUDGETS.values() for spec in specs]
-
-
-def missing() -> list[str]:
-    """Return registered methods that no budget has a spec for."""
-    have = {name_of(spec) for spec in default_specs()}
-    return [name for name in REGISTRY if name not in have]
 
 
 def _flat(tensors: Mapping[str, Sequence[Arr]]) -> Arr:
