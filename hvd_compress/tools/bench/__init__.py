@@ -1,1 +1,1 @@
-"""What the command ``hvd-compress`` does: list the methods, measure their error, and write both down."""
+"""The commands ``methods``, ``vnmse`` and ``bench``: the methods, their error and their speed."""

@@ -1,4 +1,4 @@
-"""Starts the ranks of a program, on emulated hosts, on this machine or on others, and waits for their end."""
+"""Run a program on all ranks: on emulated hosts, on this machine or on others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a measurement was made on."""
+"""The machine of a measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far is the mean that a method gives from the true one, at how many bits?
+"""The error of the mean that a method gives, and the bits that it takes.
 
 Han et al., Beyond Throughput and Compression Ratios, 2024, compare methods by the normalised squared error of the
 mean, at the bits per coordinate that it took with all metadata::

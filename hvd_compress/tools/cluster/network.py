@@ -29,7 +29,7 @@ MOST_HOSTS = 250
 _OURS = "hvd-compress"
 _NAMES = re.compile(rf"({_OURS}-(\d+)-(\d+)-\d+)-(h\d+|switch)")
 _ETC = Path("/etc/netns")
-"""What ``ip netns exec`` puts in the place of files in /etc."""
+"""The files that ``ip netns exec`` shows in /etc."""
 
 _serial = itertools.count(1)
 

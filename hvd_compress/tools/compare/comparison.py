@@ -1,4 +1,4 @@
-"""The course of a comparison: which trainings there are, in which order, and what they come to."""
+"""The course of a comparison: the trainings, their order, and their results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from typing import Any, Protocol
+from typing import Any
 
 from hvd_compress.errors import ClusterError
 from hvd_compress.spec import parse
@@ -14,6 +14,7 @@ from hvd_compress.tools.bench.jobs import Where, execute
 from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.compare.job import Goal, Job, Outcome, Point
 from hvd_compress.tools.compare.measures import final, reach
+from hvd_compress.tools.compare.progress import Bars
 from hvd_compress.tools.compare.request import Request
 from hvd_compress.tools.compare.results import HOROVODS, Comparison, Failure, outcome_of
 from hvd_compress.tools.compare.store import Store
@@ -27,22 +28,10 @@ _GRACE = 1800.0
 """Seconds that a job may take beyond its budget: for starting, evaluating and steps longer than expected."""
 
 
-class Watch(Protocol):
-    """An observer of the trainings."""
-
-    def begins(self, job: Job, note: str) -> None: ...
-
-    def moves(self, job: Job, goal: Goal | None, point: Point | None) -> None:
-        """Report the goal and the last point, as soon as they are known."""
-
-    def ends(self, job: Job, outcome: Outcome | None, failure: str, fresh: bool) -> None:
-        """Report the end; ``fresh`` tells whether the training was done now, and not found in the folder."""
-
-
 class Course:
     """The trainings of a comparison, in their order."""
 
-    def __init__(self, request: Request, store: Store, watch: Watch) -> None:
+    def __init__(self, request: Request, store: Store, watch: Bars) -> None:
         self._request, self._store, self._watch = request, store, watch
         self._failures: list[Failure] = []
         self._begun = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -51,7 +40,7 @@ class Course:
     def run(self, after_each: Callable[[Comparison], None]) -> Comparison | None:
         """Do all trainings.
 
-        Seeds take turns, so that all methods meet the same moods of the machine.
+        Seeds take turns, so that noise of the machine affects all methods equally.
 
         Args:
             after_each: Given what is known whenever a training has ended.

@@ -1,4 +1,4 @@
-"""What a worker is told, and what it reports: one training with one method, one seed and one learning rate."""
+"""The job of a worker, and its result: one training with one method, one seed and one learning rate."""
 
 from __future__ import annotations
 

@@ -8,10 +8,9 @@ from enum import Enum
 from statistics import median
 from typing import NamedTuple
 
-from hvd_compress.tools.compare.formats import named, with_span
 from hvd_compress.tools.compare.job import Outcome
-from hvd_compress.tools.compare.measures import Reach, Split, Spread, cut, final, median_split, reach, spread
-from hvd_compress.tools.compare.results import HOROVODS, Comparison
+from hvd_compress.tools.compare.measures import Reach, Split, Spread, cut, final, median_split, reach, spread, with_span
+from hvd_compress.tools.compare.results import HOROVODS, Comparison, named
 from hvd_compress.tools.units import counted, metric
 
 

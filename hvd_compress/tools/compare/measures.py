@@ -1,9 +1,9 @@
-"""From one training to figures: when it was good enough, and where the time of its steps went."""
+"""The figures of a training: when it reached the target, and where the time of its steps went."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -22,6 +22,18 @@ def spread(values: Iterable[float]) -> Spread | None:
     """Aggregate the finite values; None if there are none."""
     finite = [value for value in values if math.isfinite(value)]
     return Spread(median(finite), min(finite), max(finite)) if finite else None
+
+
+def span(found: Spread, form: Callable[[float], str], between: str = " to ") -> str:
+    """Write the range over seeds; empty if it is a single figure."""
+    low, high = form(found.low), form(found.high)
+    return f"{low}{between}{high}" if low != high else ""
+
+
+def with_span(found: Spread, form: Callable[[float], str]) -> str:
+    """Write a median and its range, as in ``4.8 (4.5 to 5.1)``."""
+    reaches = span(found, form)
+    return form(found.median) + (f" ({reaches})" if reaches else "")
 
 
 class Reach(NamedTuple):

@@ -1,4 +1,4 @@
-"""Tells how a comparison goes on: bars on a terminal, or else a line for every training that has ended."""
+"""The progress of a comparison: bars on a terminal, or else a line for every training that has ended."""
 
 from __future__ import annotations
 
@@ -12,13 +12,7 @@ from hvd_compress.tools.compare.job import Goal, Job, Outcome, Point
 
 
 class Bars:
-    """A bar for each method; a watcher of `hvd_compress.tools.compare.comparison.Course`.
-
-    Args:
-        methods: Specs.
-        trainings: How many there will be of each.
-        console: Where to.
-    """
+    """A bar for each method, with so many trainings of each."""
 
     def __init__(self, methods: list[str], trainings: int, console: Console) -> None:
         columns = (
@@ -49,12 +43,14 @@ class Bars:
         self._say(job, f"{note} ...")
 
     def moves(self, job: Job, goal: Goal | None, point: Point | None) -> None:
+        """Show the goal and the last point, as soon as they are known."""
         if goal and point and not job.measured:
             share = point.step / max(goal.steps, 1)
             self._progress.update(self._tasks[job.spec], completed=self._ended[job.spec] + share)
             self._say(job, f"step {point.step} of {goal.steps}, {goal.metric} {point.metric:.4g}")
 
     def ends(self, job: Job, outcome: Outcome | None, failure: str, fresh: bool) -> None:
+        """Show the end; ``fresh`` tells whether the training was done now, and not found in the folder."""
         if not job.measured:
             self._ended[job.spec] += 1
             self._progress.update(self._tasks[job.spec], completed=self._ended[job.spec])

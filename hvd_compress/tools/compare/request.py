@@ -1,4 +1,4 @@
-"""What a comparison is asked for."""
+"""The settings of a comparison."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a comparison has found: the contents of ``results.json``."""
+"""The results of a comparison: the contents of ``results.json``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ from hvd_compress.tools.compare.job import Goal, Outcome, Point
 
 HOROVODS = ("none", "fp16")
 """Horovod's own methods; the better of them is the baseline."""
+
+
+def named(spec: str) -> str:
+    """Name a method in a sentence, where ``none`` could be read as the word."""
+    return "none (no compression)" if spec == "none" else spec
 
 
 class Failure(NamedTuple):

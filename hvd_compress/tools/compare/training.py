@@ -1,4 +1,4 @@
-"""What a task is: a function that takes a `Setting` and makes a `Training`."""
+"""The interface of tasks: functions from a `Setting` to a `Training`."""
 
 from __future__ import annotations
 

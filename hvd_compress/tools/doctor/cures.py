@@ -1,4 +1,4 @@
-"""What to do about what `rules` finds."""
+"""The cures of what `rules` finds."""
 
 from __future__ import annotations
 

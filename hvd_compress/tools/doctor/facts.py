@@ -1,4 +1,4 @@
-"""What there is on this machine."""
+"""The facts about this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does an installed Horovod call ``compress`` as the adapters expect? Read from its sources; nothing is imported."""
+"""Check that the installed Horovod calls ``compress`` as the adapters expect, from its sources; nothing is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks at one framework, in a process of its own: one that crashes takes nothing else with it.
+"""Probe one framework, in a process of its own: one that crashes takes nothing else with it.
 
 ``python -m hvd_compress.tools.doctor.probe torch`` prints what it finds as it goes, so that a crash is seen where it
 happens.

@@ -1,4 +1,4 @@
-"""Judges what there is: each rule is a pure function of the facts."""
+"""Rules that judge a machine: each is a pure function of the facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tries it out: one step on two ranks of this machine, for each framework and each controller."""
+"""Trials: one step on two ranks of this machine, for each framework and each controller."""
 
 from __future__ import annotations
 

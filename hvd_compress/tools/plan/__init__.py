@@ -1,4 +1,4 @@
-"""What a method would save on a cluster that one does not have: step times from a model of what they are made of.
+"""Step times of methods on a cluster that one does not have, from a cost model.
 
 With n ranks, each on a link of B bits a second, a step of a method takes::
 

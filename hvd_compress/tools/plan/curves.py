@@ -1,4 +1,4 @@
-"""How the gain over the better of none and fp16 changes with the number of ranks and with the bandwidth."""
+"""The gain over the better of none and fp16 against world size and bandwidth."""
 
 from __future__ import annotations
 

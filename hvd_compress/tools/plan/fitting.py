@@ -11,7 +11,7 @@ from hvd_compress.tools.plan.rates import Rates
 from hvd_compress.tools.plan.validation import Measured, compare
 
 FREE = ("byte", "half", "cycle", "coding")
-"""What is fitted. The others are known better from elsewhere, or do not show where cores are shared."""
+"""The constants to fit. The others are known better from elsewhere, or do not show where cores are shared."""
 
 _FACTORS = (3.0, 1.7, 1.3, 1.1, 1.03)
 _ROUNDS = 40

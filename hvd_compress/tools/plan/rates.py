@@ -1,4 +1,4 @@
-"""How fast methods compress and decompress: measured here and now, or taken from files of `bench methods --json`."""
+"""The speed of compressing and decompressing: measured here and now, or read from files of `bench methods --json`."""
 
 from __future__ import annotations
 

@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 from hvd_compress.errors import SpecError
 from hvd_compress.spec import parse
-from hvd_compress.tools.bench.distributed.launcher import run
 from hvd_compress.tools.bench.distributed.results import results
 from hvd_compress.tools.bench.distributed.shapes import SHAPES, WIDTH, count
-from hvd_compress.tools.bench.distributed.task import Task, entries
+from hvd_compress.tools.bench.distributed.task import Task, entries, run
 from hvd_compress.tools.bench.jobs import Where
 from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.plan.constants import Constants

@@ -1,4 +1,4 @@
-"""What a prediction comes to, in words."""
+"""The verdict of a prediction, in words."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How fast is it? Whole steps and bare exchanges under real Horovod, side by side in the same processes."""
+"""Speed under Horovod: whole steps and bare exchanges, side by side in the same processes."""

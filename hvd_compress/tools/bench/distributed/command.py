@@ -12,10 +12,9 @@ from rich.console import Console
 from hvd_compress.merging import Merge
 from hvd_compress.tools.bench.bars import draw
 from hvd_compress.tools.bench.distributed import table
-from hvd_compress.tools.bench.distributed.launcher import run
 from hvd_compress.tools.bench.distributed.results import Result, as_json, baseline_name, results
 from hvd_compress.tools.bench.distributed.shapes import SHAPES, count
-from hvd_compress.tools.bench.distributed.task import Part, Task, entries
+from hvd_compress.tools.bench.distributed.task import Part, Task, entries, run
 from hvd_compress.tools.bench.jobs import Controller, Framework, Where, read_where
 from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.cluster.rates import bits_per_second

@@ -1,4 +1,4 @@
-"""From what the ranks report to what is shown: medians, ratios, and how far it is to the floor."""
+"""The results of a benchmark, from the reports of the ranks: medians, ratios, and the distance to the floor."""
 
 from __future__ import annotations
 

@@ -1,14 +1,19 @@
-"""What workers are to measure, and what they report: the file formats between them and the command."""
+"""Run the workers: their task, their reports, and the file formats of both."""
 
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvd_compress.errors import SpecError
 from hvd_compress.merging import DEFAULT_MERGE, Merge, check_merge
 from hvd_compress.spec import parse
+from hvd_compress.tools.bench.jobs import Framework, Where, execute
+
+WORKERS: dict[Framework, str] = {"torch": "torch_worker", "keras": "keras_worker"}
 
 ALONE = "compute alone"
 """The label of steps in which nothing is reduced."""
@@ -122,3 +127,27 @@ def entries(specs: list[str], merges: list[Merge | None], against_horovod: bool)
     if twice := {label for label in labels if labels.count(label) > 1}:
         raise SpecError(f"{', '.join(sorted(twice))} is given twice: name each once")
     return found
+
+
+def run(task: Task, framework: Framework, where: Where, watch: Callable[[int], None]) -> list[list[Part]]:
+    """Run a task.
+
+    Args:
+        task: What to measure; its folder for reports is chosen here.
+        framework: A key of `WORKERS`.
+        where: What the ranks run on.
+        watch: Called again and again with how many parts are done.
+
+    Returns:
+        The report of each rank.
+
+    Raises:
+        ClusterError: If the hosts cannot be made, or the job fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="hvd-compress-bench-") as folder:
+        task = task._replace(reports=folder)
+        written = Path(folder, "task.json")
+        task.write(written)
+        module = f"hvd_compress.tools.bench.distributed.{WORKERS[framework]}"
+        execute(module, str(written), where, lambda: watch(len(read_report(task.report(0)))))
+        return [read_report(task.report(rank)) for rank in range(where.size)]

@@ -29,7 +29,7 @@ Tensor = Any
 
 BATCH = 32
 IMAGES, SIDE = 4, 64
-"""What ResNet-50 is trained on: few small images, as it is not its arithmetic that is measured."""
+"""ResNet-50's batch: few small images, as it is not its arithmetic that is measured."""
 
 RATE = 1e-3
 SMALL: list[Shape] = [(64, 64), (64,)]

@@ -1,4 +1,4 @@
-"""What the hot primitives take in TensorFlow: as kernels that the graph calls, compiled by XLA, as plain operations."""
+"""The hot primitives in TensorFlow: as kernels that the graph calls, compiled by XLA, as plain operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernels for CPUs take."""
+"""The speed of the kernels for CPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What whole methods take, with all ranks in one process: nothing is sent, and nobody waits."""
+"""The speed of whole methods, with all ranks in one process: nothing is sent, and nobody waits."""
 
 from __future__ import annotations
 

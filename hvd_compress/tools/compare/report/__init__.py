@@ -1,1 +1,1 @@
-"""What a comparison has found, in words, as tables and pictures, and as a page."""
+"""The report of a comparison: words, tables, figures and a page."""

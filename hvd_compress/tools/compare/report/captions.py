@@ -86,4 +86,4 @@ MEASURED = (
     " own, which cost an uncompressed exchange and are in no time here.",
     "Peak memory is that of the process with most, from the first step on, with all that the framework holds.",
 )
-"""What a reader has to know of the measurements."""
+"""Notes on how it was measured."""

@@ -6,9 +6,8 @@ import math
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from hvd_compress.tools.compare.formats import span, with_span
 from hvd_compress.tools.compare.judging import Judgement, Verdict, baseline, judge
-from hvd_compress.tools.compare.measures import PARTS
+from hvd_compress.tools.compare.measures import PARTS, span, with_span
 from hvd_compress.tools.compare.results import Comparison
 from hvd_compress.tools.drawing import INK, PALE, blank, legend_below, logarithmic, note, rows
 from hvd_compress.tools.units import number, seconds, setting, size, times

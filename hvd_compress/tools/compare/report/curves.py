@@ -1,4 +1,4 @@
-"""From trainings to lines: medians over seeds, and how much of them is worth drawing."""
+"""The lines of a figure: medians over seeds, and the range that is worth drawing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the page looks: on wide screens and narrow ones, light, dark and on paper."""
+"""The style sheet of the page: for wide screens and narrow ones, light, dark and on paper."""
 
 from __future__ import annotations
 

@@ -10,9 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from hvd_compress.tools import tables, units
-from hvd_compress.tools.compare.formats import span
 from hvd_compress.tools.compare.judging import Judgement, baseline, judge
-from hvd_compress.tools.compare.measures import Spread
+from hvd_compress.tools.compare.measures import Spread, span
 from hvd_compress.tools.compare.results import Comparison
 from hvd_compress.tools.tables import plain
 from hvd_compress.tools.units import NONE, error, number, seconds, setting, size, times

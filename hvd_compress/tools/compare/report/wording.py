@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hvd_compress.tools.compare.formats import named, span
 from hvd_compress.tools.compare.judging import Judgement, Verdict, baseline, judge
-from hvd_compress.tools.compare.results import HOROVODS, Comparison
+from hvd_compress.tools.compare.measures import span
+from hvd_compress.tools.compare.results import HOROVODS, Comparison, named
 from hvd_compress.tools.units import counted, listed, seconds, setting, times
 
 

@@ -1,4 +1,4 @@
-"""What can be trained: tasks of this package, by name, and those of the user, as ``module:function``."""
+"""The tasks: those of this package, by name, and those of the user, as ``module:function``."""
 
 from __future__ import annotations
 
