@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hvd_compress.bucketing import DEFAULT_MERGE, Gradient, Merge, Planned, gradient, plan
 from hvd_compress.core.collectives import Collective, State, World
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.core.state_tree import residual_of
 from hvd_compress.errors import ExchangeError, GradientError
-from hvd_compress.merging import DEFAULT_MERGE, Gradient, Merge, Planned, gradient, plan
 from hvd_compress.ops import Ops
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.spec import as_router
@@ -38,7 +38,7 @@ class LocalWorld:
     Args:
         method: A method, a router, or its spec.
         size: Number of ranks.
-        merge: See `hvd_compress.merging.plan`.
+        merge: See `hvd_compress.bucketing.plan`.
         ops: The primitives to compute with, of any framework; those of numpy by default.
         local_size: Number of ranks on each node.
 

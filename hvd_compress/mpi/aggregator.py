@@ -10,12 +10,12 @@ from typing import Any, overload
 import numpy as np
 from mpi4py import MPI
 
-from hvd_compress import agreement, checkpoint
+from hvd_compress.bucketing import DEFAULT_MERGE, Gradient, Merge, check_merge, gradient
+from hvd_compress.checkpoint import agreement, state_files
+from hvd_compress.checkpoint.state_dict import Loaded, Saved, from_dict, to_dict
 from hvd_compress.errors import GradientError, StateError
-from hvd_compress.merging import DEFAULT_MERGE, Gradient, Merge, check_merge, gradient
 from hvd_compress.mpi.session import Session
 from hvd_compress.mpi.transport import Arr, MPITransport
-from hvd_compress.saved import Loaded, Saved, from_dict, to_dict
 from hvd_compress.spec import as_router, to_spec
 from hvd_compress.stats import Meter, Stats
 from hvd_compress.wrappers.measure import vnmse
@@ -43,7 +43,7 @@ class Aggregator:
     Args:
         method: A method or its spec.
         comm: An intracommunicator, of which a duplicate is used. It is made in the first step.
-        merge: See `hvd_compress.merging.plan`.
+        merge: See `hvd_compress.bucketing.plan`.
 
     Raises:
         SpecError: If the spec or ``merge`` cannot be.
@@ -193,7 +193,7 @@ class Aggregator:
         Returns:
             The file.
         """
-        return checkpoint.save(folder, self._saved())
+        return state_files.save(folder, self._saved())
 
     def load(self, folder: str | os.PathLike[str]) -> None:
         """Go on from the newest complete save in a folder, of any number of ranks.
@@ -204,7 +204,7 @@ class Aggregator:
         Raises:
             StateError: If no save is complete, a file is damaged, or the states do not fit. Nothing is changed.
         """
-        self._load(checkpoint.load(folder, self._transport.world.rank, self._transport.world.size))
+        self._load(state_files.load(folder, self._transport.world.rank, self._transport.world.size))
 
     def _saved(self) -> Saved:
         sessions = {self._session.label: self._session.saved()} if self._session else {}

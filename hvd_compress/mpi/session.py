@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hvd_compress import agreement
+from hvd_compress.bucketing import Gradient, Merge, Planned, plan
+from hvd_compress.checkpoint import agreement
+from hvd_compress.checkpoint.resharding import Kept
+from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint
 from hvd_compress.core.collectives import Exchange, State
 from hvd_compress.core.state_tree import filled, flatten, kinds, residual_of
 from hvd_compress.core.totals import dense
 from hvd_compress.core.transport import InFlight
-from hvd_compress.merging import Gradient, Merge, Planned, plan
 from hvd_compress.methods.base import compensated
 from hvd_compress.mpi.transport import Arr, MPITransport
 from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
-from hvd_compress.redistribution import Kept
-from hvd_compress.saved import SavedSession, fingerprint
 from hvd_compress.stats import Meter
 from hvd_compress.wrappers.router import Routable
 
@@ -27,7 +27,7 @@ class Session:
     Args:
         gradients: In the order in which the parameters are used.
         method: What compresses.
-        merge: See `hvd_compress.merging.plan`.
+        merge: See `hvd_compress.bucketing.plan`.
         transport: Performs the collectives; making a session needs none.
         meter: Counts bytes and time.
 

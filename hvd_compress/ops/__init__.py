@@ -173,7 +173,7 @@ class Ops(Protocol):
     def choose(self, condition: Any, yes: Callable[[], Array], no: Callable[[], Array]) -> Array:
         """What one of two functions gives, by a scalar condition; both give the same dtype and number of axes."""
 
-    # What follows is made of the above (see `hvd_compress.ops.composed`), but hot enough for kernels of its own.
+    # What follows is made of the above (see `hvd_compress.ops.reference`), but hot enough for kernels of its own.
 
     def add(self, x: Array, y: Array) -> Array:
         """``x + y``; may overwrite ``x``."""

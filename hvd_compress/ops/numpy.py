@@ -12,7 +12,7 @@ import numpy.typing as npt
 from hvd_compress.core.bucket import Shape
 from hvd_compress.errors import ExchangeError
 from hvd_compress.ops import MIX, mix_seed, second_key, wrong_length
-from hvd_compress.ops.composed import Composed
+from hvd_compress.ops.reference import Composed
 
 Arr = npt.NDArray[Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hvd_compress.ops.compiled import Arr, Compiled, Out
+from hvd_compress.ops.cpu_kernels import Arr, Compiled, Out
 from hvd_compress.ops.numpy import NumpyOps
 
 

@@ -13,7 +13,7 @@ from hvd_compress.core.bucket import Shape
 from hvd_compress.errors import ExchangeError
 from hvd_compress.kernels import cpu
 from hvd_compress.ops import KEY, MASK, MIX, wrong_length
-from hvd_compress.ops.compiled import Compiled, OnHost, Out
+from hvd_compress.ops.cpu_kernels import Compiled, OnHost, Out
 
 Tensor: TypeAlias = Any
 

@@ -17,7 +17,7 @@ from hvd_compress.core.totals import Coded, Products, Scattered, Total, dense
 from hvd_compress.errors import ExchangeError
 from hvd_compress.kernels import cpu
 from hvd_compress.ops import MIX, mix_seed, second_key, wrong_length
-from hvd_compress.ops.compiled import Compiled, OnHost, Out
+from hvd_compress.ops.cpu_kernels import Compiled, OnHost, Out
 from hvd_compress.ops.delivery import Places, deliver_parts
 
 

@@ -14,20 +14,20 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.tensorflow.compression import Compressor
 
-from hvd_compress import agreement, checkpoint
+from hvd_compress.api import Catalogue, Made
+from hvd_compress.bucketing import Gradient, Merge
+from hvd_compress.checkpoint import agreement, state_files
+from hvd_compress.checkpoint.state_dict import Loaded
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Drive, World
 from hvd_compress.errors import ExchangeError, SpecError
-from hvd_compress.face import Catalogue, Made
-from hvd_compress.merging import Gradient, Merge
 from hvd_compress.ops.tensorflow import TensorFlowOps
-from hvd_compress.saved import Loaded
 from hvd_compress.spec import to_spec
 from hvd_compress.stats import Stats
 from hvd_compress.tensorflow import caller
-from hvd_compress.tensorflow.asking import Question
 from hvd_compress.tensorflow.caller import Call
 from hvd_compress.tensorflow.elastic import step_by_step
+from hvd_compress.tensorflow.handshake import Question
 from hvd_compress.tensorflow.lineage import Lineage
 from hvd_compress.tensorflow.session import Ready, Session, describe, name_of
 from hvd_compress.tensorflow.tally import Tally, Untracked
@@ -68,7 +68,7 @@ class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  
 
     Args:
         method: What compresses.
-        merge: How gradients are put into buckets; see `hvd_compress.merging.plan`.
+        merge: How gradients are put into buckets; see `hvd_compress.bucketing.plan`.
 
     Attributes:
         sessions: One for each list of variables.
@@ -270,7 +270,7 @@ class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  
         """
         sessions = {name: session.saved() for name, session in self.sessions.items()}
         world = GraphTransport.of(hvd.global_process_set).world
-        return checkpoint.save(folder, self._loaded.value.join(to_spec(self.method), world, sessions))
+        return state_files.save(folder, self._loaded.value.join(to_spec(self.method), world, sessions))
 
     def load(self, folder: str | os.PathLike[str]) -> None:
         """Go on from the newest complete save in a folder, of any number of ranks; before the first step, or after it.
@@ -283,7 +283,7 @@ class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  
         """
         loaded = Loaded()
         world = GraphTransport.of(hvd.global_process_set).world
-        loaded.put(checkpoint.load(folder, world.rank, world.size), to_spec(self.method))
+        loaded.put(state_files.load(folder, world.rank, world.size), to_spec(self.method))
         loaded.give(self.sessions)
         self._loaded.value = loaded
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from hvd_compress.checkpoint.resharding import Kept, inherit
 from hvd_compress.core.state_tree import Kind, Per, Role
-from hvd_compress.redistribution import Kept, inherit
 from hvd_compress.tensorflow.session import Session
 
 

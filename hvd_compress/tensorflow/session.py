@@ -10,21 +10,21 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from hvd_compress import agreement
+from hvd_compress.bucketing import PRECISION, Gradient, Merge, Planned, gradient, plan
+from hvd_compress.checkpoint import agreement
+from hvd_compress.checkpoint.elastic import Membership
+from hvd_compress.checkpoint.resharding import Kept
+from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint
 from hvd_compress.core.collectives import State, World
 from hvd_compress.core.lowering import lower
 from hvd_compress.core.state_tree import Kind, flatten, kinds, unflatten
-from hvd_compress.elastic import Membership
 from hvd_compress.errors import GradientError, StateError
-from hvd_compress.merging import PRECISION, Gradient, Merge, Planned, gradient, plan
 from hvd_compress.methods.base import compensated
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.tensorflow import tensorflow_ops
-from hvd_compress.redistribution import Kept
-from hvd_compress.saved import SavedSession, fingerprint
 from hvd_compress.spec import to_spec
 from hvd_compress.tensorflow import pulse
-from hvd_compress.tensorflow.asking import Question
+from hvd_compress.tensorflow.handshake import Question
 from hvd_compress.tensorflow.tally import Tally, Untracked
 from hvd_compress.tensorflow.transport import GraphTransport, drive, outside_of_graphs
 from hvd_compress.wrappers.router import Router
@@ -158,7 +158,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         return {planned.bucket.key: kinds(self._initial(planned)) for planned in self._plan.value}
 
     def kept(self, names: Sequence[Any]) -> list[Kept]:
-        """What is kept, for `hvd_compress.redistribution`.
+        """What is kept, for `hvd_compress.checkpoint.resharding`.
 
         Args:
             names: Identities of the gradients, in the order of the session.

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import torch
 
+from hvd_compress.bucket_autotune import Search, Timing
+from hvd_compress.bucketing import Cuts
 from hvd_compress.core.collectives import Broadcast
 from hvd_compress.core.transport import Transport
-from hvd_compress.merging import Cuts
-from hvd_compress.search import Search, Timing
 from hvd_compress.torch.waiting import wait
 
 _LOG = logging.getLogger("hvd_compress")

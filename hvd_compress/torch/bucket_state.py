@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hvd_compress.bucketing import Planned
 from hvd_compress.core.collectives import State
 from hvd_compress.core.state_tree import Per, flatten, kinds, unflatten
-from hvd_compress.merging import Planned
 from hvd_compress.ops.torch_devices import torch_ops
 
 

@@ -10,14 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hvd_compress import agreement
+from hvd_compress.bucketing import Gradient, Merge, gradient, merged_sizes, pin, plan, start
+from hvd_compress.checkpoint import agreement
+from hvd_compress.checkpoint.resharding import Kept, divisible, inherit
+from hvd_compress.checkpoint.state_dict import SavedSession
 from hvd_compress.core.collectives import State
 from hvd_compress.core.state_tree import flatten
 from hvd_compress.errors import SpecError, StateError, UnknownParameterError
-from hvd_compress.merging import Gradient, Merge, gradient, merged_sizes, pin, plan, start
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.redistribution import Kept, divisible, inherit
-from hvd_compress.saved import SavedSession
 from hvd_compress.spec import to_spec
 from hvd_compress.torch.bucket_state import BucketState
 from hvd_compress.torch.step import Layout, Place

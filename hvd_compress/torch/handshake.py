@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import torch
 
-from hvd_compress import agreement
+from hvd_compress.checkpoint import agreement
 from hvd_compress.core.collectives import AllGather, AllReduce
 from hvd_compress.core.transport import Handle, Transport
 from hvd_compress.errors import DisagreementError

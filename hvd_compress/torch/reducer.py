@@ -10,15 +10,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hvd_compress import agreement
+from hvd_compress.bucketing import Merge, pin
+from hvd_compress.checkpoint import agreement
+from hvd_compress.checkpoint.elastic import Membership
+from hvd_compress.checkpoint.resharding import Kept
+from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint
 from hvd_compress.core.collectives import AllGather, AllReduce, State, World
 from hvd_compress.core.state_tree import kinds
 from hvd_compress.core.transport import Renewable
-from hvd_compress.elastic import Membership
 from hvd_compress.errors import DisagreementError, ExchangeError, UnsupportedError
-from hvd_compress.merging import Merge, pin
-from hvd_compress.redistribution import Kept
-from hvd_compress.saved import SavedSession, fingerprint
 from hvd_compress.stats import Meter
 from hvd_compress.torch.autotune import Tuner
 from hvd_compress.torch.backward import at_end_of_backward, in_backward

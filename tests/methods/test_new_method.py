@@ -14,8 +14,8 @@ from docs.documents import ROOT, blocks
 from typer.testing import CliRunner
 
 import hvd_compress as hc
+from hvd_compress.api import Catalogue
 from hvd_compress.errors import SpecError
-from hvd_compress.face import Catalogue
 from hvd_compress.methods import REGISTRY, register
 from hvd_compress.spec import to_spec
 from hvd_compress.tools import cli

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hvd_compress import elastic
+from hvd_compress.checkpoint import elastic
 
 HERE, VICTIM = "localhost", "127.0.0.1"
 """Names of this machine, which Horovod takes for different hosts."""

@@ -8,17 +8,17 @@ are made in float64, so that scales and norms agree with it up to rounding.
 from hvd_compress.kernels.cpu import sketch
 from hvd_compress.kernels.cpu.casts import from_bfloat16, from_float16, to_bfloat16, to_float16
 from hvd_compress.kernels.cpu.coding import dequantise, quantise
-from hvd_compress.kernels.cpu.flow import absorb_at, accelerate, deliver, put_finite, put_finite_at
+from hvd_compress.kernels.cpu.elementwise import blend, majority
+from hvd_compress.kernels.cpu.gradient_copy import absorb_at, accelerate, deliver, put_finite, put_finite_at
 from hvd_compress.kernels.cpu.hadamard import rotate, unrotate
 from hvd_compress.kernels.cpu.lanes import from_lanes, to_lanes
-from hvd_compress.kernels.cpu.mixing import blend, majority
+from hvd_compress.kernels.cpu.minmax import from_steps, to_steps
+from hvd_compress.kernels.cpu.moments import tail
 from hvd_compress.kernels.cpu.packing import pack, saturating_sum, unpack
-from hvd_compress.kernels.cpu.places import add_at, ascending
 from hvd_compress.kernels.cpu.reductions import absmax, norms
+from hvd_compress.kernels.cpu.scatter import add_at, ascending
 from hvd_compress.kernels.cpu.selection import above, kth_magnitude, top_indices
 from hvd_compress.kernels.cpu.sketching import read_sketch, rehearse_sketch, write_sketch
-from hvd_compress.kernels.cpu.steps import from_steps, to_steps
-from hvd_compress.kernels.cpu.tails import tail
 
 __all__ = [
     "above",

@@ -13,7 +13,7 @@ import horovod.tensorflow as hvd
 import numpy.typing as npt
 import tensorflow as tf
 
-from hvd_compress.agreement import refuse_momentum
+from hvd_compress.checkpoint.agreement import refuse_momentum
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.spec import parse
 from hvd_compress.tensorflow import Compression, caller

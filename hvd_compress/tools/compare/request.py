@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any, NamedTuple
 
-from hvd_compress.merging import Merge
+from hvd_compress.bucketing import Merge
 from hvd_compress.tools.bench.jobs import Framework, Where
 from hvd_compress.tools.compare.job import Job
 

@@ -14,11 +14,11 @@ import torch
 from horovod.torch.compression import Compressor
 from torch import Tensor
 
-from hvd_compress import agreement, checkpoint
+from hvd_compress.api import Catalogue, Made
+from hvd_compress.bucketing import Gradient, Merge
+from hvd_compress.checkpoint import agreement, state_files
+from hvd_compress.checkpoint.state_dict import Loaded, Saved, from_dict, to_dict
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.face import Catalogue, Made
-from hvd_compress.merging import Gradient, Merge
-from hvd_compress.saved import Loaded, Saved, from_dict, to_dict
 from hvd_compress.spec import to_spec
 from hvd_compress.stats import Meter, Stats
 from hvd_compress.torch.backward import at_end_of_backward
@@ -43,7 +43,7 @@ class TorchCompressor(Made, Compressor):  # type: ignore[misc]  # Horovod is not
 
     Args:
         method: What compresses.
-        merge: How gradients are put into buckets; see `hvd_compress.merging.plan`.
+        merge: How gradients are put into buckets; see `hvd_compress.bucketing.plan`.
     """
 
     def __init__(self, method: Router, merge: Merge) -> None:
@@ -265,7 +265,7 @@ class TorchCompressor(Made, Compressor):  # type: ignore[misc]  # Horovod is not
         Returns:
             The file: a ``.npz`` archive without pickle.
         """
-        return checkpoint.save(folder, self._saved())
+        return state_files.save(folder, self._saved())
 
     def load(self, folder: str | os.PathLike[str]) -> None:
         """Go on from the newest complete save in a folder, of any number of ranks; as `load_state_dict` else.
@@ -277,7 +277,7 @@ class TorchCompressor(Made, Compressor):  # type: ignore[misc]  # Horovod is not
             StateError: If no save is complete, a file is damaged, or the states do not fit. Nothing is changed.
         """
         world = HorovodTransport.of(caller.EVERYONE).world
-        self._load(checkpoint.load(folder, world.rank, world.size))
+        self._load(state_files.load(folder, world.rank, world.size))
 
     def _saved(self) -> Saved:
         reducers = {one.label: one.saved() for one in self._reducers if one.begun}

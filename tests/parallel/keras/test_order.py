@@ -11,7 +11,7 @@ import tensorflow as tf
 from parallel.keras.training import Tape, assert_ranks_equal, batches, everyone
 
 from hvd_compress.errors import DisagreementError
-from hvd_compress.tensorflow import asking
+from hvd_compress.tensorflow import handshake
 
 SPECS = ["topk:ratio=0.05", "topk:ratio=0.05,start=2", "none"]
 
@@ -28,9 +28,9 @@ def two_jobs(spec: str) -> list[Tape]:
     return [Tape(spec), Tape(spec, model=wide, lr=0.001)]
 
 
-@pytest.mark.parametrize(("spec", "patience"), [*((spec, asking.PATIENCE) for spec in SPECS), (SPECS[0], 0.0)])
+@pytest.mark.parametrize(("spec", "patience"), [*((spec, handshake.PATIENCE) for spec in SPECS), (SPECS[0], 0.0)])
 def test_models_that_are_traced_in_another_order(spec: str, patience: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "PATIENCE", patience)
+    monkeypatch.setattr(handshake, "PATIENCE", patience)
     jobs = two_jobs(spec)
     for job in jobs[:: -1 if hvd.rank() == 1 else 1]:
         trace(job)
@@ -42,7 +42,7 @@ def test_models_that_are_traced_in_another_order(spec: str, patience: float, mon
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_model_that_one_rank_has_traced_long_ago(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others come to it only after they have run another one."""
-    monkeypatch.setattr(asking, "PATIENCE", 1.0)  # the one waits for them as long
+    monkeypatch.setattr(handshake, "PATIENCE", 1.0)  # the one waits for them as long
     jobs = two_jobs(spec)
     if hvd.rank() == 1:
         trace(jobs[1])
@@ -52,7 +52,7 @@ def test_a_model_that_one_rank_has_traced_long_ago(spec: str, monkeypatch: pytes
 
 def test_other_compression_on_a_rank_that_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph has been built by then, and TensorFlow makes the error its own."""
-    monkeypatch.setattr(asking, "PATIENCE", 0.0)
+    monkeypatch.setattr(handshake, "PATIENCE", 0.0)
     job = Tape(["topk", "int8"][hvd.rank() == 1])
     with pytest.raises((DisagreementError, tf.errors.UnknownError)) as error:
         job.gradients(0)

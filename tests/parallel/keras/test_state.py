@@ -10,12 +10,12 @@ import tensorflow as tf
 from parallel.keras.training import Tape, everyone
 from worlds import Arr
 
-from hvd_compress import checkpoint
+from hvd_compress.checkpoint import state_files
+from hvd_compress.checkpoint.state_dict import Saved, restored
 from hvd_compress.core.collectives import World
 from hvd_compress.core.state_tree import flatten
 from hvd_compress.errors import StateError
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.saved import Saved, restored
 from hvd_compress.tensorflow import Compression
 
 
@@ -31,7 +31,7 @@ def test_files_of_all_ranks_are_enough_for_any_number(spec: str, tmp_path_factor
     second.compression.load(folder)
     np.testing.assert_array_equal(second.run(range(3, 5)).weights, whole.run(range(3, 5)).weights)
 
-    saved = [checkpoint.read(path) for path in sorted(Path(folder).iterdir())]
+    saved = [state_files.read(path) for path in sorted(Path(folder).iterdir())]
     before = np.sum([residuals(s) for s in saved], axis=0)
     assert np.abs(before).max() > 1e-3
     ((name, session),) = second.compression.sessions.items()

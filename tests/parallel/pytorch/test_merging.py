@@ -15,9 +15,9 @@ import torch
 from parallel.pytorch.training import Job, assert_ranks_equal, everyone
 from torch import Tensor, nn
 
-from hvd_compress import search
+from hvd_compress import bucket_autotune as search
+from hvd_compress.bucketing import Cuts, Merge, pin
 from hvd_compress.errors import StateError
-from hvd_compress.merging import Cuts, Merge, pin
 from hvd_compress.torch import Compression, autotune
 from hvd_compress.torch.reducer import Reducer
 

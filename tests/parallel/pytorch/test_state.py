@@ -13,10 +13,10 @@ import torch
 from parallel.pytorch.training import Job, assert_ranks_equal, everyone
 from worlds import Arr
 
-from hvd_compress import checkpoint
+from hvd_compress.checkpoint import state_files
+from hvd_compress.checkpoint.state_dict import Saved, restored
 from hvd_compress.core.collectives import World
 from hvd_compress.errors import StateError
-from hvd_compress.saved import Saved, restored
 from hvd_compress.torch import Compression
 
 STATEFUL = ["topk:ratio=0.02", "randomk:ratio=0.1", "int8", "powersgd:rank=2", "topk:ratio=0.01,start=3,warmup=8"]
@@ -144,7 +144,7 @@ def test_files_of_all_ranks_are_enough_for_any_number(spec: str, tmp_path_factor
     second.compression.load(folder)
     assert torch.equal(second.run(range(4, 7)).weights, whole.run(range(4, 7)).weights)
 
-    saved = [checkpoint.read(path) for path in sorted(Path(folder).iterdir())]
+    saved = [state_files.read(path) for path in sorted(Path(folder).iterdir())]
     before = np.sum([residuals(s) for s in saved], axis=0)
     assert np.abs(before).max() > 1e-3
     for size in (1, 2, 8):

@@ -22,9 +22,9 @@ def residual(framework: Framework) -> None:
 
 def manifest(framework: Framework) -> None:
     """The newest files are taken, whatever saves they are of, and nobody asks whether all ranks have the same."""
-    checkpoint = import_module("hvd_compress.checkpoint")
-    _replace(checkpoint, "flaw", lambda found, size: "")
-    agreement = import_module("hvd_compress.agreement")
+    state_files = import_module("hvd_compress.checkpoint.state_files")
+    _replace(state_files, "flaw", lambda found, size: "")
+    agreement = import_module("hvd_compress.checkpoint.agreement")
     describe = agreement.describe
     _replace(agreement, "describe", lambda method, merge, gradients, restored="": describe(method, merge, gradients))
 
@@ -35,7 +35,7 @@ def agreement(framework: Framework) -> None:
         handshake = import_module("hvd_compress.torch.handshake").Handshake
         _replace(handshake, "_refuse", lambda self, title: None)
     else:
-        _replace(import_module("hvd_compress.agreement"), "check", lambda lines: 1)
+        _replace(import_module("hvd_compress.checkpoint.agreement"), "check", lambda lines: 1)
 
 
 PLANTS: dict[str, Callable[[Framework], None]] = {"residual": residual, "manifest": manifest, "agreement": agreement}

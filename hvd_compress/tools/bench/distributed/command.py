@@ -9,7 +9,7 @@ from typing import Annotated, Literal, NamedTuple
 import typer
 from rich.console import Console
 
-from hvd_compress.merging import Merge
+from hvd_compress.bucketing import Merge
 from hvd_compress.tools.bench.bars import draw
 from hvd_compress.tools.bench.distributed import table
 from hvd_compress.tools.bench.distributed.results import Result, as_json, baseline_name, results

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hvd_compress.bucketing import DEFAULT_MERGE, Merge, check_merge
 from hvd_compress.errors import SpecError
-from hvd_compress.merging import DEFAULT_MERGE, Merge, check_merge
 from hvd_compress.spec import parse
 from hvd_compress.tools.bench.jobs import Framework, Where, execute
 

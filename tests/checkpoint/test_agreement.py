@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from hvd_compress import parse
-from hvd_compress.agreement import check, describe, label
+from hvd_compress.bucketing import Gradient
+from hvd_compress.checkpoint.agreement import check, describe, label
 from hvd_compress.errors import DisagreementError
-from hvd_compress.merging import Gradient
 
 MODEL = [Gradient("w", (3, 4), "float32"), Gradient("b", (4,), "float32")]
 TOPK = parse("topk:ratio=0.01")

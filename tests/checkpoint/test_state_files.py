@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_compress import checkpoint
+from hvd_compress.checkpoint import state_files
+from hvd_compress.checkpoint.state_dict import Loaded, Saved, SavedSession
 from hvd_compress.core.collectives import World
 from hvd_compress.errors import StateError
-from hvd_compress.saved import Loaded, Saved, SavedSession
 
 LEAVES: dict[str, Any] = {
     "residual": np.arange(6, dtype=np.float32),
@@ -30,12 +30,12 @@ def saved(rank: int = 0, size: int = 2, steps: int = 5, job: int = 7, leaves: di
 
 
 def save_all(folder: Path, size: int = 2, steps: int = 5, job: int = 7) -> list[Path]:
-    return [checkpoint.save(folder, saved(rank, size, steps, job)) for rank in range(size)]
+    return [state_files.save(folder, saved(rank, size, steps, job)) for rank in range(size)]
 
 
 def loaded(folder: Path, rank: int = 0, size: int = 2) -> list[tuple[int, int, int]]:
     """Rank, steps and job of what a rank gets."""
-    got = [session for one in checkpoint.load(folder, rank, size) for session in one.sessions.values()]
+    got = [session for one in state_files.load(folder, rank, size) for session in one.sessions.values()]
     return [(session.rank, session.steps, session.job) for session in got]
 
 
@@ -44,9 +44,9 @@ def names(folder: Path) -> list[str]:
 
 
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
-    path = checkpoint.save(tmp_path / "new" / "folder", saved())
+    path = state_files.save(tmp_path / "new" / "folder", saved())
     assert names(path.parent) == ["hvd_compress-000001-00000-of-00002.npz"]
-    back = checkpoint.read(path)
+    back = state_files.read(path)
     assert back._replace(sessions={}) == saved()._replace(sessions={})
     session = back.sessions["m"]
     assert session._replace(buckets={}) == SavedSession(0, 2, 5, {}, job=7)
@@ -58,8 +58,8 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
 
 def test_the_files_of_all_ranks_are_read_where_the_number_differs(tmp_path: Path) -> None:
     save_all(tmp_path)
-    assert [s.rank for s in checkpoint.load(tmp_path, 1, 2)] == [1]
-    assert [s.rank for s in checkpoint.load(tmp_path, 3, 4)] == [0, 1]
+    assert [s.rank for s in state_files.load(tmp_path, 1, 2)] == [1]
+    assert [s.rank for s in state_files.load(tmp_path, 3, 4)] == [0, 1]
 
 
 def test_a_folder_without_a_complete_save_is_refused_with_the_cure(tmp_path: Path) -> None:
@@ -67,19 +67,19 @@ def test_a_folder_without_a_complete_save_is_refused_with_the_cure(tmp_path: Pat
         with pytest.raises(
             StateError, match=r"holds no state that compression\.save has written.*give the folder that"
         ):
-            checkpoint.load(folder, 0, 2)
-    checkpoint.save(tmp_path, saved(1))
+            state_files.load(folder, 0, 2)
+    state_files.save(tmp_path, saved(1))
     for rank in range(2):
         with pytest.raises(StateError, match=r"the files of 1 of 2 ranks are missing \(0\).*into one shared folder"):
-            checkpoint.load(tmp_path, rank, 2)
-    checkpoint.save(tmp_path, saved(0, size=3))
+            state_files.load(tmp_path, rank, 2)
+    state_files.save(tmp_path, saved(0, size=3))
     with pytest.raises(StateError, match=r"2 of 3 ranks are missing \(1, 2\); save 1 .* 1 of 2 ranks are missing"):
-        checkpoint.load(tmp_path, 0, 2)
+        state_files.load(tmp_path, 0, 2)
 
 
 def test_a_save_that_was_broken_off_is_skipped_by_all_ranks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save_all(tmp_path, steps=5)
-    checkpoint.save(tmp_path, saved(0, steps=9))
+    state_files.save(tmp_path, saved(0, steps=9))
     assert [loaded(tmp_path, rank) for rank in range(2)] == [[(0, 5, 7)], [(1, 5, 7)]]
     assert "skipped save 2 (hvd_compress-000002-*-of-00002.npz): the files of 1 of 2" in caplog.text
     assert caplog.text.count("going on from save 1") == 2
@@ -88,10 +88,10 @@ def test_a_save_that_was_broken_off_is_skipped_by_all_ranks(tmp_path: Path, capl
 def test_files_of_different_jobs_never_mix(tmp_path: Path) -> None:
     """Rank 0 was killed after its file; the new job comes to the same step, and other ranks come first."""
     save_all(tmp_path, steps=5)
-    checkpoint.save(tmp_path, saved(0, steps=9))
-    checkpoint.save(tmp_path, saved(1, steps=9, job=8))
+    state_files.save(tmp_path, saved(0, steps=9))
+    state_files.save(tmp_path, saved(1, steps=9, job=8))
     assert loaded(tmp_path) == [(0, 5, 7)]
-    checkpoint.save(tmp_path, saved(0, steps=9, job=8))
+    state_files.save(tmp_path, saved(0, steps=9, job=8))
     assert [loaded(tmp_path, rank) for rank in range(2)] == [[(0, 9, 8)], [(1, 9, 8)]]
 
 
@@ -99,11 +99,11 @@ def test_files_that_were_copied_together_are_refused(tmp_path: Path) -> None:
     for part, content in (("a", {"steps": 5}), ("b", {"steps": 9}), ("c", {"job": 8})):
         save_all(tmp_path / part, **content)
     for part, words in (("b", r"different saves \(steps 5, 9\)"), ("c", "different jobs")):
-        one = checkpoint.save(tmp_path / "a", saved(1))
+        one = state_files.save(tmp_path / "a", saved(1))
         one.write_bytes((tmp_path / part / one.name).read_bytes())
         for rank, size in ((0, 2), (1, 2), (0, 1), (2, 3)):
             with pytest.raises(StateError, match=words):
-                checkpoint.load(tmp_path / "a", rank, size)
+                state_files.load(tmp_path / "a", rank, size)
         one.unlink()
 
 
@@ -111,9 +111,9 @@ def test_ranks_that_had_drifted_apart_are_refused(tmp_path: Path) -> None:
     for rank in range(2):
         one = saved(rank)
         session = one.sessions["m"]._replace(shared=rank)
-        checkpoint.save(tmp_path, one._replace(sessions={"m": session}))
+        state_files.save(tmp_path, one._replace(sessions={"m": session}))
     with pytest.raises(StateError, match="the ranks had drifted apart when they saved it"):
-        checkpoint.load(tmp_path, 0, 2)
+        state_files.load(tmp_path, 0, 2)
 
 
 def test_only_what_is_out_of_date_is_removed(tmp_path: Path) -> None:
@@ -123,9 +123,9 @@ def test_only_what_is_out_of_date_is_removed(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"mine")
     save_all(tmp_path, size=3, steps=1)
     save_all(tmp_path, steps=5)
-    checkpoint.save(tmp_path, saved(0, steps=9))
+    state_files.save(tmp_path, saved(0, steps=9))
     assert loaded(tmp_path) == [(0, 5, 7)]
-    checkpoint.save(tmp_path, saved(1, steps=9))
+    state_files.save(tmp_path, saved(1, steps=9))
     assert {path.partition("-of-")[0] for path in names(tmp_path) if path not in others} == {
         f"hvd_compress-{save:06}-{rank:05}" for save in (2, 3) for rank in range(2)
     }
@@ -136,7 +136,7 @@ def test_an_incomplete_save_never_replaces_a_complete_one(tmp_path: Path, caplog
     """As on disks of their own, or if only rank 0 saves: files pile up, and a warning says why."""
     save_all(tmp_path, steps=1)
     for steps in (5, 9, 13):
-        checkpoint.save(tmp_path, saved(0, steps=steps))
+        state_files.save(tmp_path, saved(0, steps=steps))
     assert loaded(tmp_path, 1) == [(1, 1, 7)]
     assert "save 3 in" in caplog.text and "all ranks must save at the same steps, into one shared folder" in caplog.text
 
@@ -145,7 +145,7 @@ def test_saving_twice_is_saving_once(tmp_path: Path) -> None:
     first = save_all(tmp_path)
     assert save_all(tmp_path) == first
     changed = saved(0, leaves={**LEAVES, "residual": np.zeros(6, np.float32)})
-    assert checkpoint.save(tmp_path, changed) not in first, "a complete save is never overwritten"
+    assert state_files.save(tmp_path, changed) not in first, "a complete save is never overwritten"
     assert loaded(tmp_path) == [(0, 5, 7)]
 
 
@@ -157,7 +157,7 @@ def test_killed_while_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, na
         patch.setattr(os, name, interrupted)
         for rank in range(2):
             with pytest.raises(KeyboardInterrupt):
-                checkpoint.save(tmp_path, saved(rank, steps=9))
+                state_files.save(tmp_path, saved(rank, steps=9))
     assert len(list(tmp_path.glob("*.partial"))) == 2
     assert loaded(tmp_path, 1) == [(1, 5, 7)]
     save_all(tmp_path, steps=7, job=8)
@@ -177,16 +177,16 @@ def test_groups_of_ranks_save_together(tmp_path: Path) -> None:
 
     for steps in (3, 6):
         for rank in (2, 0, 3, 1):
-            checkpoint.save(tmp_path, part(rank, steps))
-    checkpoint.save(tmp_path, part(1, 9))
+            state_files.save(tmp_path, part(rank, steps))
+    state_files.save(tmp_path, part(1, 9))
     assert [loaded(tmp_path, rank, 4) for rank in range(4)] == [[(rank % 2, 6, 10 + rank // 2)] for rank in range(4)]
 
 
 def test_a_model_that_is_gone_on_some_ranks(tmp_path: Path) -> None:
     """Which rank has collected it first depends on its garbage collector: nobody restores it."""
     old = {"old": SavedSession(0, 2, 3, {}, job=6)}
-    checkpoint.save(tmp_path, saved(0)._replace(sessions={**saved(0).sessions, **old}))
-    checkpoint.save(tmp_path, saved(1))
+    state_files.save(tmp_path, saved(0)._replace(sessions={**saved(0).sessions, **old}))
+    state_files.save(tmp_path, saved(1))
     assert [loaded(tmp_path, rank) for rank in range(2)] == [[(0, 5, 7)], [(1, 5, 7)]]
 
 
@@ -197,14 +197,14 @@ def test_states_that_wait_are_carried_on(tmp_path: Path) -> None:
     for size in (1, 2):
         for rank in range(size):
             waiting = Loaded()
-            waiting.put(checkpoint.load(before, rank, size), "topk")
+            waiting.put(state_files.load(before, rank, size), "topk")
             for _ in range(2):
-                checkpoint.save(tmp_path / str(size), waiting.join("topk", World(rank, size), {}))
+                state_files.save(tmp_path / str(size), waiting.join("topk", World(rank, size), {}))
         before = tmp_path / str(size)
     assert [path.name.split("-")[1] for path in before.iterdir()] == ["000001"] * 2
     for rank in range(3):
         waiting = Loaded()
-        waiting.put(checkpoint.load(before, rank, 3), "topk")
+        waiting.put(state_files.load(before, rank, 3), "topk")
         (name,) = waiting.names()
         own = waiting.join("topk", World(rank, 3), {})
         assert (own.sessions[name].rank, own.carried) == (rank, ())
@@ -224,12 +224,12 @@ class Trap:
     ids=["empty", "text", "zip", "pickle", "trap", "npy"],
 )
 def test_foreign_files(tmp_path: Path, content: bytes) -> None:
-    path = checkpoint.save(tmp_path, saved(0, size=1))
+    path = state_files.save(tmp_path, saved(0, size=1))
     path.write_bytes(content)
     with pytest.raises(StateError, match=r"no save in .* is complete: save 1 \(.* is damaged, or is not a state"):
-        checkpoint.load(tmp_path, 0, 1)
+        state_files.load(tmp_path, 0, 1)
     with pytest.raises(StateError, match=r"is damaged, or is not a state that compression\.save has written"):
-        checkpoint.read(path)
+        state_files.read(path)
 
 
 def test_archives_of_others(tmp_path: Path) -> None:
@@ -237,19 +237,19 @@ def test_archives_of_others(tmp_path: Path) -> None:
     with path.open("wb") as file:
         np.savez(file, weights=np.ones(3))
     with pytest.raises(StateError, match="is damaged, or is not a state"):
-        checkpoint.read(path)
+        state_files.read(path)
     with path.open("wb") as file:
         np.savez(file, header=np.array([Trap()], dtype=object))
     with pytest.raises(StateError, match="is damaged, or is not a state"):
-        checkpoint.read(path)
-    path.write_bytes(checkpoint.dump({}, {"format": "hvd_compress/1"}))
+        state_files.read(path)
+    path.write_bytes(state_files.dump({}, {"format": "hvd_compress/1"}))
     with pytest.raises(StateError, match=r"has format='hvd_compress/1', and this version .* start without it"):
-        checkpoint.read(path)
+        state_files.read(path)
 
 
 @pytest.fixture(scope="module")
 def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint.save(tmp_path_factory.mktemp("intact"), saved())
+    return state_files.save(tmp_path_factory.mktemp("intact"), saved())
 
 
 @given(data=st.data())
@@ -260,13 +260,13 @@ def test_no_damage_goes_unseen(intact: Path, data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
         with pytest.raises(StateError):
-            checkpoint.read(path)
+            state_files.read(path)
         return
     for place in data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=4)):
         content[place] ^= data.draw(st.integers(1, 255))
     path.write_bytes(content)
     try:
-        back = checkpoint.read(path)
+        back = state_files.read(path)
     except StateError:
         return
     for name, leaf in LEAVES.items():

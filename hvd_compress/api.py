@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Generic, NoReturn, TypeVar
 
+from hvd_compress.bucketing import DEFAULT_MERGE, Merge, check_merge
 from hvd_compress.errors import SpecError
-from hvd_compress.merging import DEFAULT_MERGE, Merge, check_merge
 from hvd_compress.methods import REGISTRY
 from hvd_compress.spec import DENSE, as_router, build, meant, nearest
 from hvd_compress.wrappers.router import Routable, Router, by_name, phases, routed
@@ -36,7 +36,7 @@ class Factory(Generic[C]):
             *values: None: parameters are given by name.
             merge: How gradients are put into buckets: ``"auto"`` for two of about equal bytes, ``"search"``, a number
                 of them, ``"layer"``, ``"bytes:64MB"``, or a partition such as ``"at:12,40"``; see
-                `hvd_compress.merging.plan`.
+                `hvd_compress.bucketing.plan`.
 
                 With ``"search"``, PyTorch's optimizers begin like ``"auto"`` and tune the partition by measured step
                 times, in at most the first 100 steps of the training. The result is logged, by

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hvd_compress._version import __version__
+from hvd_compress.bucketing import Gradient, Merge
 from hvd_compress.errors import DisagreementError, UnsupportedError
-from hvd_compress.merging import Gradient, Merge
 from hvd_compress.spec import to_spec
 from hvd_compress.wrappers.router import Routable
 

@@ -12,7 +12,7 @@ from itertools import accumulate
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
-from hvd_compress.merging import Cuts, nearest, pin, start
+from hvd_compress.bucketing import Cuts, nearest, pin, start
 
 STEPS = 100
 """After so many steps at the latest, the search has ended."""

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
+from hvd_compress.bucketing import Merge, check_merge
+from hvd_compress.checkpoint.resharding import Former, Kept, Leaves, redistribute
 from hvd_compress.core.collectives import World
 from hvd_compress.core.state_tree import Kind, Per, Role, kinds
 from hvd_compress.errors import SpecError, StateError
-from hvd_compress.merging import Merge, check_merge
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.redistribution import Former, Kept, Leaves, redistribute
 
 FORMAT = "hvd_compress/2"
 
@@ -31,8 +31,8 @@ class SavedSession(NamedTuple):
         buckets: The states.
         merge: The partition that the buckets are of; None if it was not saved: that of the session.
         search: Timings of the search for a better one so far; None if it has ended.
-        job: The number that the ranks had agreed on (see `hvd_compress.agreement.check`). States of the same job and
-            step belong together.
+        job: The number that the ranks had agreed on (see `hvd_compress.checkpoint.agreement.check`). States of the same
+            job and step belong together.
         shared: Checksum of what must be equal on all ranks, from `fingerprint`.
         came: How the gradient of each parameter came in the first step, for adapters whose buckets depend on it.
     """

@@ -1,7 +1,7 @@
 """Which files in a folder make up a save: their names, and whether they are complete and belong together.
 
 Ranks save and load without talking to each other. What tells saves apart is what the ranks share: the number that they
-agreed on when they began to exchange gradients (`hvd_compress.agreement.check`), and their steps since.
+agreed on when they began to exchange gradients (`hvd_compress.checkpoint.agreement.check`), and their steps since.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from hvd_compress.saved import Saved, SavedSession
+from hvd_compress.checkpoint.state_dict import Saved, SavedSession
 
 _NAME = re.compile(r"hvd_compress-(\d{6,})-(\d{5,})-of-(\d{5,})\.npz")
 

@@ -12,11 +12,11 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
-from hvd_compress import agreement, checkpoint
+from hvd_compress.checkpoint import agreement, state_files
+from hvd_compress.checkpoint.resharding import Former, Kept, Leaves, needed_by_others, redistribute
 from hvd_compress.core.collectives import World
 from hvd_compress.core.state_tree import flatten, kinds
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.redistribution import Former, Kept, Leaves, needed_by_others, redistribute
 
 Gather: TypeAlias = Callable[[bytes, str], bytes]
 """Joins the bytes of all ranks, in the order of ranks, under a name."""
@@ -104,8 +104,10 @@ def _dealt_out(kept: Mapping[str, Kept], rolls: list[Roll], world: World, gather
     if world.rank in survivors:
         first = world.rank == survivors[0]
         mine = {key: needed_by_others(k.leaves, kinds(fresh[key]), first) for key, k in kept.items()}
-    data = checkpoint.dump({f"{key}/{path}": leaf for key, ls in mine.items() for path, leaf in ls.items()}, {})
-    others = [checkpoint.parse(part)[0] for part in _parts(gather(_LENGTH.pack(len(data)) + data, "hvd_compress.kept"))]
+    data = state_files.dump({f"{key}/{path}": leaf for key, ls in mine.items() for path, leaf in ls.items()}, {})
+    others = [
+        state_files.parse(part)[0] for part in _parts(gather(_LENGTH.pack(len(data)) + data, "hvd_compress.kept"))
+    ]
 
     dealt: dict[str, Leaves] = {}
     for key, k in kept.items():

@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from hvd_compress.core.collectives import Array
 from hvd_compress.kernels import cpu
+from hvd_compress.ops.buffer_pool import Spare
 from hvd_compress.ops.code import Code
-from hvd_compress.ops.composed import Composed
 from hvd_compress.ops.lanes import lanes_of
 from hvd_compress.ops.packing import packed_size
+from hvd_compress.ops.reference import Composed
 from hvd_compress.ops.sketch import Sketch
-from hvd_compress.ops.spare import Spare
 
 Arr: TypeAlias = npt.NDArray[Any]
 Out: TypeAlias = tuple[str, tuple[int | None, ...]]

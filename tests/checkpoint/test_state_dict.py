@@ -10,13 +10,13 @@ from catalogue import SPECS
 from worlds import bucket_of, normal
 
 from hvd_compress import parse
+from hvd_compress.checkpoint.resharding import Kept
+from hvd_compress.checkpoint.state_dict import Loaded, Saved, SavedSession, fingerprint, from_dict, restored, to_dict
 from hvd_compress.core.collectives import World
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.core.state_tree import Role, flatten, kinds
 from hvd_compress.errors import StateError
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.redistribution import Kept
-from hvd_compress.saved import Loaded, Saved, SavedSession, fingerprint, from_dict, restored, to_dict
 
 METHOD = parse("onebit:twoway=on").core
 BUCKET = bucket_of((40, 30), (7,))

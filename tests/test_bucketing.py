@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_compress import parse
+from hvd_compress.bucketing import Gradient, Merge, merged_sizes, pin, plan, start
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.errors import SpecError
-from hvd_compress.merging import Gradient, Merge, merged_sizes, pin, plan, start
 from hvd_compress.methods.cast import Dense
 
 MODEL = [Gradient(f"w{i}", (64, 64), "float32") for i in range(6)]

@@ -18,10 +18,10 @@ from typing import IO, Any
 
 import numpy as np
 
+from hvd_compress.checkpoint.resharding import Leaves
+from hvd_compress.checkpoint.saves import File, common, files_in, flaw, follows, number_of
+from hvd_compress.checkpoint.state_dict import Saved, from_dict, to_dict
 from hvd_compress.errors import StateError
-from hvd_compress.redistribution import Leaves
-from hvd_compress.saved import Saved, from_dict, to_dict
-from hvd_compress.saves import File, common, files_in, flaw, follows, number_of
 
 _HEADER = "header"
 _LOG = logging.getLogger("hvd_compress")

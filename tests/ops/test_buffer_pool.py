@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_compress.ops.spare import Spare
+from hvd_compress.ops.buffer_pool import Spare
 
 N = 2**19
 

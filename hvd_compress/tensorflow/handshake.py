@@ -22,7 +22,7 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from hvd_compress import agreement
+from hvd_compress.checkpoint import agreement
 from hvd_compress.core.collectives import World
 from hvd_compress.tensorflow.transport import GraphTransport
 

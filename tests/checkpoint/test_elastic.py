@@ -10,16 +10,17 @@ import pytest
 from catalogue import COMPOSED, EACH_KIND
 from worlds import Arr, bucket_of, leaves, normal
 
-from hvd_compress import agreement, parse
+from hvd_compress import parse
+from hvd_compress.bucketing import Gradient
+from hvd_compress.checkpoint import agreement
+from hvd_compress.checkpoint.elastic import Membership
+from hvd_compress.checkpoint.resharding import Kept
 from hvd_compress.core.collectives import State, World
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.core.state_tree import Role, flatten, kinds, unflatten
-from hvd_compress.elastic import Membership
 from hvd_compress.errors import DisagreementError
-from hvd_compress.merging import Gradient
 from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.redistribution import Kept
 
 OPS = NumpyOps()
 BUCKET = bucket_of((30, 20), (7,))

@@ -11,9 +11,9 @@ import pytest
 from catalogue import COMPOSED, SPECS
 
 from hvd_compress import LocalWorld, parse
+from hvd_compress.api import Catalogue, Made
+from hvd_compress.bucketing import Merge
 from hvd_compress.errors import SpecError
-from hvd_compress.face import Catalogue, Made
-from hvd_compress.merging import Merge
 from hvd_compress.methods import REGISTRY
 from hvd_compress.wrappers.router import Router
 

@@ -14,9 +14,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_compress import checkpoint, saves
+from hvd_compress.checkpoint import saves, state_files
+from hvd_compress.checkpoint.state_dict import Loaded, Saved, SavedSession
 from hvd_compress.core.collectives import World
-from hvd_compress.saved import Loaded, Saved, SavedSession
 
 METHOD = "topk"
 
@@ -68,7 +68,7 @@ class Job:
         if expected is not None:
             self.steps = expected.steps
             for rank, loaded in enumerate(self.waiting):
-                loaded.put(checkpoint.load(folder, rank, size), METHOD)
+                loaded.put(state_files.load(folder, rank, size), METHOD)
                 check(loaded, World(rank, size), expected)
 
     def saved(self, rank: int, steps: int) -> Saved:
@@ -81,9 +81,9 @@ class Job:
         """Save on all ranks; tells whether the save is complete. Some ranks may not see the others' files yet."""
         before, written = saves.files_in(self.folder), 0
         for rank, calls, late in zip(order, points, stale, strict=True):
-            seen = mock.patch.object(checkpoint, "files_in", (lambda _: before) if late else saves.files_in)
+            seen = mock.patch.object(state_files, "files_in", (lambda _: before) if late else saves.files_in)
             with killed_after(calls) as done, seen:
-                checkpoint.save(self.folder, self.saved(rank, self.steps))
+                state_files.save(self.folder, self.saved(rank, self.steps))
             written += "replace" in done
         return written == self.size
 

@@ -124,7 +124,7 @@ def plan(gradients: Sequence[Gradient], method: Routable, merge: Merge = DEFAULT
         merge: One of
 
             * ``"auto"``: the partition that `start` gives; sizes alone decide;
-            * ``"search"``: the same, from which `hvd_compress.search` goes on;
+            * ``"search"``: the same, from which `hvd_compress.bucket_autotune` goes on;
             * a number of buckets, of about equal bytes;
             * ``"layer"`` for one per gradient;
             * ``"bytes:64MB"`` for as many as it takes to keep each below that size (unless a gradient is larger);

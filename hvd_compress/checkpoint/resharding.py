@@ -1,6 +1,7 @@
-"""States dealt out anew: to another number of ranks, to survivors and newcomers, to other buckets.
+"""Reshard states: to another number of ranks, to survivors and newcomers, to other buckets.
 
-All of it in numpy and without communication: `hvd_compress.checkpoint` and `hvd_compress.elastic` bring the states.
+All in numpy and without communication: `hvd_compress.checkpoint.state_files` and `hvd_compress.checkpoint.elastic`
+bring the states.
 """
 
 from __future__ import annotations
