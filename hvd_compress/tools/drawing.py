@@ -22,10 +22,7 @@ BASELINES = {"fp16": INK, "none": GREY}
 
 
 def require_matplotlib(what: str) -> None:
-    """Refuse to begin without matplotlib.
-
-    Args:
-        what: What needs it, in the plural, as ``"plots"``.
+    """Refuse to begin without matplotlib, which ``what``, such as ``"plots"``, needs.
 
     Raises:
         MissingPackageError: If it is not installed.

@@ -18,7 +18,7 @@ from hvd_compress.tools.bench.distributed.torch_worker import TorchBench
 
 
 def gradients(subject: Any) -> list[Any]:
-    return [parameter.grad.numpy().copy() for parameter in subject._parameters]
+    return [parameter.grad.numpy().copy() for parameter in subject.parameters]
 
 
 def exchanges(bench: TorchBench) -> None:
@@ -44,14 +44,14 @@ def models(bench: TorchBench) -> None:
     before = None
     for model in ("linear", "resnet50", "many"):
         subject = bench.make(Entry("a", "none", horovod=True), "steps", model)
-        before = [parameter.detach().numpy().copy() for parameter in subject._parameters]
+        before = [parameter.detach().numpy().copy() for parameter in subject.parameters]
         assert subject.step() > 0
-        for parameter, was in zip(subject._parameters, before, strict=True):
+        for parameter, was in zip(subject.parameters, before, strict=True):
             assert np.isfinite(parameter.detach().numpy()).all()
             assert not np.array_equal(parameter.detach().numpy(), was), (model, tuple(was.shape))
         other = bench.make(Entry(ALONE), "steps", model)
-        shared = [parameter.data_ptr() for parameter in other._parameters]
-        assert shared == [parameter.data_ptr() for parameter in subject._parameters]
+        shared = [parameter.data_ptr() for parameter in other.parameters]
+        assert shared == [parameter.data_ptr() for parameter in subject.parameters]
 
 
 if __name__ == "__main__":

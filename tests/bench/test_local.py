@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from hvd_compress.methods import REGISTRY
 from hvd_compress.tools.bench.local import command, graph, kernels, methods
-from hvd_compress.tools.bench.local.timing import Copy, timed
+from hvd_compress.tools.bench.local.timing import plain_copy, timed
 
 APP = typer.Typer()
 APP.command("kernels")(command.kernels)
@@ -32,7 +32,7 @@ def test_every_kernel_is_announced_and_timed_in_copies() -> None:
 
 def test_a_function_is_timed_beside_a_copy() -> None:
     calls: list[int] = []
-    found = timed(lambda: calls.append(1), Copy(1000), 3)
+    found = timed(lambda: calls.append(1), plain_copy(1000), 3)
     assert len(calls) == 4
     assert found.ratio == found.seconds / found.copy
 

@@ -31,17 +31,7 @@ def draw(path: Path, bars: Sequence[Bar], *, title: str, axis: str, mark: str = 
 
 
 def figure(bars: Sequence[Bar], *, title: str, axis: str, mark: str = "") -> Figure:
-    """Draw horizontal bars, the first on top.
-
-    Args:
-        bars: What to draw.
-        title: Above all; may have several lines.
-        axis: What the values are.
-        mark: What the marks are.
-
-    Raises:
-        MissingPackageError: If matplotlib is not installed.
-    """
+    """Draw horizontal bars, the first on top; ``axis`` and ``mark`` name the values and the marks."""
     drawn, (axes,) = blank(9, _MARGIN + _ROW * len(bars), title)
     colours = [COLOURS[0] if bar.strong else PALE for bar in bars]
     axes.barh(range(len(bars)), [bar.value for bar in bars], color=colours, height=0.7)

@@ -51,4 +51,4 @@ CLAIMS = {
     "loco": "14 to 40 % faster training with Adam (LLaMA, mixtures of experts), without loss",
     "homomorphic": "up to 6.33 times the throughput of aggregation and 3.74 times faster steps",
 }
-"""What the abstracts state, each for its own models, data and machines."""
+"""The claims of the abstracts, each for its own models, data and machines."""

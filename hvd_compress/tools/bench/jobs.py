@@ -71,15 +71,8 @@ class Where(NamedTuple):
 def read_where(hosts: int, rate: str | None, ranks: int, controller: Controller, on: str = "") -> Where:
     """Read the hosts and ranks of a job from a command's options.
 
-    Args:
-        hosts: Emulated hosts; 0 for none.
-        rate: None if it was not given.
-        ranks: On this machine.
-        controller: Of Horovod.
-        on: Other machines.
-
     Raises:
-        SpecError: If the rate cannot be, or something is given that these hosts would not heed.
+        SpecError: If the rate is invalid, or something is given that these hosts would ignore.
     """
     link = UNLIMITED if rate is None else read_link(rate)
     if rate is not None and not hosts:
@@ -106,14 +99,7 @@ def read_link(text: str) -> str:
 
 
 def execute(module: str, argument: str, where: Where, watch: Callable[[], None], limit: float = TIME_LIMIT) -> None:
-    """Run ``python -m module argument`` on every rank.
-
-    Args:
-        module: The program.
-        argument: Its only argument.
-        where: What the ranks run on.
-        watch: Called again and again while it runs.
-        limit: Seconds after which it hangs.
+    """Run ``python -m module argument`` on every rank, at most so many seconds; call ``watch`` again and again.
 
     Raises:
         ClusterError: If the hosts cannot be made, or the program fails.

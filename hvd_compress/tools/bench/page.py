@@ -22,13 +22,7 @@ ACCURACY = ("framework", "spec", "accuracy", "baseline", "bytes_per_step", "tole
 
 
 def page(measured: Mapping[str, Any], command: str, accuracy: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Return the whole page.
-
-    Args:
-        measured: From `hvd_compress.tools.bench.vnmse.measure_all`.
-        command: What made it.
-        accuracy: From ``accuracy.json``; may be empty.
-    """
+    """Return the page of what a command has ``measured``, and of the accuracies of ``accuracy.json``."""
     parts = [static(), vnmse_section(measured, command), claims_section()]
     if accuracy:
         parts.append(accuracy_section(accuracy))

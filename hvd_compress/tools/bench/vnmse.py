@@ -104,12 +104,12 @@ def measure_all(
     """Measure all specs on all inputs.
 
     Args:
-        specs: Of the methods.
+        specs: The methods.
         inputs: Names of the inputs.
         size: Coordinates of the synthetic inputs.
         ranks: How many gradients there are in the mean.
         steps: See `measure`.
-        progress: Called before each measurement with what comes next, and once at the end.
+        progress: Called with the name of each measurement before it, and once at the end.
 
     Returns:
         The settings and the results, ready for JSON.

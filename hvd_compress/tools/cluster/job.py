@@ -86,13 +86,7 @@ def _ends_with_us(kind: signal.Signals) -> list[str]:
 
 
 def follow(processes: Sequence[Process], timeout: float, watch: Callable[[], None]) -> list[Finished]:
-    """Wait until all have ended; a failure, the time limit or an exception ends the others.
-
-    Args:
-        processes: Of the job.
-        timeout: Seconds.
-        watch: Called again and again.
-    """
+    """Wait until all have ended; a failure, the time limit in seconds or an exception ends the others."""
     deadline = time.monotonic() + timeout
     try:
         while any(process.code is None for process in processes) and time.monotonic() < deadline:

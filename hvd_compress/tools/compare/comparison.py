@@ -22,7 +22,7 @@ from hvd_compress.tools.compare.store import Store
 WORKERS = {"torch": "hvd_compress.tools.compare.torch_worker", "keras": "hvd_compress.tools.compare.keras_worker"}
 
 MEASURED_STEPS = 50
-"""Of the training that measures the error of a method's sums."""
+"""Steps of the training that measures the error of a method's sums."""
 
 _GRACE = 1800.0
 """Seconds that a job may take beyond its budget: for starting, evaluating and steps longer than expected."""

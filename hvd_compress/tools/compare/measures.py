@@ -89,7 +89,7 @@ class Split(NamedTuple):
 
 
 PARTS = ("compute", "encode", "wait", "decode")
-"""Of a `Split`, in the order of time."""
+"""The parts of a `Split`, in the order of time."""
 
 
 def split(outcome: Outcome) -> Split:

@@ -28,7 +28,7 @@ class Request(NamedTuple):
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """What trainings must have in common to be compared."""
+        """The settings that trainings must have in common to be compared."""
         names = ("task", "framework", "budget", "epochs", "merge", "data", "options")
         return {name: getattr(self, name) for name in names} | {"where": self.where._asdict()}
 
@@ -42,13 +42,8 @@ class Request(NamedTuple):
         if where.hosts:
             words += ["--hosts", where.hosts, "--rate", where.rate]
         else:
-            words += [
-                "--ranks",
-                where.ranks,
-                "--controller",
-                where.controller,
-                *(["--on", where.on] if where.on else []),
-            ]
+            words += ["--ranks", where.ranks, "--controller", where.controller]
+            words += ["--on", where.on] if where.on else []
         words += ["--framework", self.framework, "--seeds", self.seeds, "--budget", f"{self.budget:g}s"]
         words += [] if self.target is None else ["--target", f"{self.target:g}"]
         words += [] if self.lrs == [None] else ["--lr", ",".join(f"{lr:g}" for lr in self.lrs if lr is not None)]

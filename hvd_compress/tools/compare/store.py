@@ -22,7 +22,7 @@ from hvd_compress.tools.compare.job import Job, Outcome
 from hvd_compress.tools.compare.results import outcome_facts, outcome_of, write_whole
 
 Key = tuple[str, int, float | None]
-"""Of a training: its spec, seed and learning rate."""
+"""The spec, seed and learning rate of a training."""
 
 
 class Store:

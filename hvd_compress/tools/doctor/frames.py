@@ -54,12 +54,7 @@ def horovod_folder() -> Path | None:
 
 
 def unknown(framework: str, folder: Path) -> tuple[str, ...]:
-    """Return what an adapter looks for and this Horovod does not have.
-
-    Args:
-        framework: ``"torch"`` or ``"tensorflow"``.
-        folder: Of Horovod.
-    """
+    """Return what an adapter looks for and this Horovod does not have."""
     missing: list[str] = []
     read: set[str] = set()
     for path, functions in CALLERS[framework].functions.items():

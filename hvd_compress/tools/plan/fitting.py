@@ -22,13 +22,7 @@ _SMALL = 0.05
 def fit(jobs: Sequence[Measured], rates: Rates, start: Constants) -> Constants:
     """Find the constants with which predictions are closest: a pattern search, one or two constants at a time.
 
-    Args:
-        jobs: To fit to.
-        rates: Of the methods.
-        start: Where to begin; what is not fitted stays.
-
-    Returns:
-        Constants for which no step of 3 % in one or two of them makes the errors smaller.
+    In the end, no step of 3 % in one or two of them makes the errors smaller.
     """
     best, loss = start, _loss(jobs, rates, start)
     for factor in _FACTORS:

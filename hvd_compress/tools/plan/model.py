@@ -23,7 +23,7 @@ class Setup(NamedTuple):
     """A training job.
 
     Attributes:
-        params: Of the model.
+        params: The parameters of the model.
         ranks: How many there are.
         rate: What a host can send and receive, in bits a second; may be infinite.
         compute: Seconds of a step without any exchange, under the conditions of the job.
@@ -84,8 +84,8 @@ class Prediction(NamedTuple):
     """The predicted step of one method; times in seconds.
 
     Attributes:
-        spec: Of the method.
-        compute: Of the step alone.
+        spec: The method.
+        compute: Computing alone.
         encode: Compressing.
         decode: Decompressing, and writing the means over the gradients.
         link: What the bytes take at the link's bandwidth, or between the GPUs of a host where that is slower.

@@ -46,11 +46,7 @@ def draw(path: Path, by_ranks: Sequence[Curve], by_bandwidth: Sequence[Curve], s
 
 
 def figure(by_ranks: Sequence[Curve], by_bandwidth: Sequence[Curve], setup: Setup) -> Figure:
-    """Draw both groups of curves side by side, with the job itself as a line across each.
-
-    Raises:
-        MissingPackageError: If matplotlib is not installed.
-    """
+    """Draw both groups of curves side by side, with the job itself as a line across each."""
     drawn, (left, right) = blank(11, 5.4, _title(setup), columns=2)
     _lines(left, by_ranks)
     _lines(right, by_bandwidth)

@@ -68,14 +68,11 @@ def measure(
     """Measure on this machine, in this process.
 
     Args:
-        specs: Of the methods.
+        specs: The methods.
         size: Numbers in the gradient; times are proportional to it where it does not fit the caches.
         side: Rows and columns of the matrices that it is made of; the gradient has at least one.
         turns: How often each is measured.
         progress: Told what is measured next.
-
-    Raises:
-        MissingPackageError: If numba is not installed.
     """
     found: dict[str, list[Timed]] = {}
     for spec in dict.fromkeys(["none", *specs]):
@@ -97,9 +94,6 @@ def time_method(spec: str, size: int, side: int, ranks: int, turns: int) -> Time
         side: Rows and columns of the matrices that it is made of.
         ranks: The world size.
         turns: Measured steps.
-
-    Raises:
-        MissingPackageError: If numba is not installed.
     """
     bucket = Bucket("b0", ((side, side),) * max(1, size // side**2), "float32")
     steps = timed_steps(_ops(), parse(spec).core, bucket, normal_gradients(bucket, ranks), turns, rank=-1)

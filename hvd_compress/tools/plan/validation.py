@@ -25,7 +25,7 @@ from hvd_compress.tools.units import counted, read_rate, write_rate
 METHODS = ("none", "fp16", "topk:ratio=0.01", "topkc:ratio=0.01", "powersgd:rank=4", "efsignsgd", "qsgd")
 HOSTS, LINKS = (2, 4, 8), ("100mbit", "300mbit", "1gbit")
 CORES = 2
-"""Of the machine that the constants come from, which all its emulated hosts share."""
+"""The cores of the machine that the constants come from, which all its emulated hosts share."""
 
 MODEL, MERGE = "linear", 2
 FITTED = (2, 8)

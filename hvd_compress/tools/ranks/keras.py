@@ -5,24 +5,14 @@ from __future__ import annotations
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from hvd_compress.tools.ranks.rank import Rank
 
-class KerasRank:
-    """A rank in TensorFlow.
 
-    Attributes:
-        rank: Its number.
-        size: The world size.
-        own_device: Whether the network device counts the traffic of this rank, and of no other.
-    """
-
+class KerasRank(Rank):
     def __init__(self) -> None:
-        hvd.init()
-        self.rank: int = hvd.rank()
-        self.size: int = hvd.size()
-        self.own_device: bool = hvd.local_size() == 1 and hvd.size() > 1
+        super().__init__(hvd)
 
     def gather(self, values: list[float]) -> list[list[float]]:
         """Return the values of all ranks."""
-        row = tf.constant([values], tf.float64)
-        found: list[list[float]] = hvd.allgather(row, name="gather").numpy().tolist()
+        found: list[list[float]] = hvd.allgather(tf.constant([values], tf.float64), name="gather").numpy().tolist()
         return found

@@ -5,24 +5,14 @@ from __future__ import annotations
 import horovod.torch as hvd
 import torch
 
+from hvd_compress.tools.ranks.rank import Rank
 
-class TorchRank:
-    """A rank in PyTorch.
 
-    Attributes:
-        rank: Its number.
-        size: The world size.
-        own_device: Whether the network device counts the traffic of this rank, and of no other.
-    """
-
+class TorchRank(Rank):
     def __init__(self) -> None:
-        hvd.init()
-        self.rank: int = hvd.rank()
-        self.size: int = hvd.size()
-        self.own_device: bool = hvd.local_size() == 1 and hvd.size() > 1
+        super().__init__(hvd)
 
     def gather(self, values: list[float]) -> list[list[float]]:
         """Return the values of all ranks."""
-        row = torch.tensor([values], dtype=torch.float64)
-        found: list[list[float]] = hvd.allgather(row, name="gather").tolist()
+        found: list[list[float]] = hvd.allgather(torch.tensor([values], dtype=torch.float64), name="gather").tolist()
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -39,11 +39,6 @@ _PROFILED = 10
 
 Model = Literal["linear", "resnet50", "many"]
 """Whose gradients are exchanged: a key of `SHAPES`."""
-
-
-class Outputs(NamedTuple):
-    json: Path | None
-    plot: Path | None
 
 
 Specs = Annotated[list[str], typer.Argument(metavar="SPEC...", help="Methods, as topk:ratio=0.01.")]
@@ -107,7 +102,7 @@ def steps(
             shown = [table.memory_table(found, f"Peak memory: {title}; gradients {size(total)}", total)]
         else:
             shown = [table.steps_table(found, title)]
-        _show(shown, found, task, Outputs(as_json, None if memory else plot), where, title)
+        _show(shown, found, task, where, title, as_json, None if memory else plot)
 
 
 @bench.command()
@@ -141,7 +136,7 @@ def exchange(
         found = _measured(task, "torch", where)
         shown = [table.exchange_table(found, title)]
         shown += [table.profile_table(one) for one in found[1:] if one.profile]
-        _show(shown, found, task, Outputs(as_json, plot), where, title)
+        _show(shown, found, task, where, title, as_json, plot)
 
 
 def read_merges(given: Sequence[str]) -> list[Merge | None]:
@@ -171,19 +166,25 @@ def _reports(task: Task, framework: Framework, where: Where) -> list[list[Part]]
 
 
 def _show(
-    tables: Sequence[Grid], found: Sequence[Result], task: Task, outputs: Outputs, where: Where, title: str
+    tables: Sequence[Grid],
+    found: Sequence[Result],
+    task: Task,
+    where: Where,
+    title: str,
+    json_to: Path | None,
+    plot: Path | None,
 ) -> None:
     machine, console = Machine.here(), Console()
     settings = {"what": task.what, "model": task.model, "steps": task.steps, "warmup": task.warmup}
     facts = {"title": title, "machine": machine._asdict(), "settings": settings | {"where": where._asdict()}}
-    write_json(outputs.json, facts | {"results": as_json(found)})
-    if outputs.plot:
+    write_json(json_to, facts | {"results": as_json(found)})
+    if plot:
         exchange = task.what == "exchange"
         gains = f" (in brackets: times faster than {base})" if (base := baseline_name(found)) else ""
         axis = f"ms for each {'exchange' if exchange else 'step'}{gains}"
         what = "the bytes on the link" if exchange else "computing alone, or the bytes on the link"
         bars = table.bars(found[1:] if exchange else found)
-        draw(outputs.plot, bars, title=f"{title}\n{machine.cpu}", axis=axis, mark=f"the floor: {what}")
+        draw(plot, bars, title=f"{title}\n{machine.cpu}", axis=axis, mark=f"the floor: {what}")
     for one in tables:
         console.print(one)
         console.print()

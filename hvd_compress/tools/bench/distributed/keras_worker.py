@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +29,11 @@ IMAGES, SIDE = 4, 64
 RATE = 1e-3
 
 
+@dataclass
 class KerasSubject:
-    """An entry.
-
-    Args:
-        model: Compiled.
-        batch: What it is trained on.
-        compression: Of this package; None for another.
-    """
-
-    def __init__(self, model: Any, batch: tuple[Any, Any], compression: Any) -> None:
-        self._model = model
-        self._batch = batch
-        self._compression = compression
+    model: Any
+    batch: tuple[Any, Any]
+    compression: Any
 
     @property
     def called(self) -> float | None:
@@ -48,14 +41,14 @@ class KerasSubject:
 
     def step(self) -> float:
         begin = time.perf_counter()
-        self._model.train_on_batch(*self._batch)
+        self.model.train_on_batch(*self.batch)
         return time.perf_counter() - begin
 
     def release(self) -> None:
         """Do nothing: gradients live within the step."""
 
     def stats(self) -> Stats | None:
-        return self._compression.stats() if hasattr(self._compression, "stats") else None
+        return self.compression.stats() if hasattr(self.compression, "stats") else None
 
 
 class KerasBench(KerasRank):

@@ -9,7 +9,7 @@ from math import prod
 from hvd_compress.core.bucket import Shape
 
 WIDTH, DEPTH, CLASSES = 1024, 8, 10
-"""Of the model ``linear``."""
+"""The model ``linear``."""
 
 BLOCKS = ((64, 3), (128, 4), (256, 6), (512, 3))
 """ResNet-50: the width of each stage, and how many blocks it has."""

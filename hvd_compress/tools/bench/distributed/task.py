@@ -130,16 +130,7 @@ def entries(specs: list[str], merges: list[Merge | None], against_horovod: bool)
 
 
 def run(task: Task, framework: Framework, where: Where, watch: Callable[[int], None]) -> list[list[Part]]:
-    """Run a task.
-
-    Args:
-        task: What to measure; its folder for reports is chosen here.
-        framework: A key of `WORKERS`.
-        where: What the ranks run on.
-        watch: Called again and again with how many parts are done.
-
-    Returns:
-        The report of each rank.
+    """Run a task, and return the report of each rank; call ``watch`` again and again with how many parts are done.
 
     Raises:
         ClusterError: If the hosts cannot be made, or the job fails.

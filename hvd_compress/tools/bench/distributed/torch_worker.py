@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -35,58 +36,42 @@ RATE = 1e-3
 SMALL: list[Shape] = [(64, 64), (64,)]
 
 
+@dataclass
 class TorchSubject:
-    """An entry.
+    """An entry; its parameters share their memory with those of the others."""
 
-    Args:
-        parameters: Its own, which share their memory with those of the others.
-        loss: Makes a loss of them.
-        optimizer: What reduces their gradients and steps.
-        compression: Of this package; None for another.
-        clock: Sees the time in compress and decompress.
-        exchange: Whether to leave the step of the optimizer out.
-    """
-
-    def __init__(
-        self,
-        parameters: Sequence[Tensor],
-        loss: Callable[[Sequence[Tensor]], Tensor],
-        optimizer: Any,
-        clock: Clock | None,
-        exchange: bool,
-    ) -> None:
-        self._parameters = parameters
-        self._loss = loss
-        self._optimizer = optimizer
-        self._clock = clock
-        self._exchange = exchange
+    parameters: Sequence[Tensor]
+    loss: Callable[[Sequence[Tensor]], Tensor]
+    optimizer: Any
+    clock: Clock | None
+    exchange: bool  # Whether the step of the optimizer is left out
 
     @property
     def called(self) -> float | None:
-        return self._clock.seconds if self._clock else None
+        return self.clock.seconds if self.clock else None
 
     def step(self) -> float:
         """Make a step; of ``exchange``, only the backward pass and what it sets off count."""
-        if not self._exchange:
+        if not self.exchange:
             begin = time.perf_counter()
-            self._optimizer.zero_grad()
-            self._loss(self._parameters).backward()
-            self._optimizer.step()
+            self.optimizer.zero_grad()
+            self.loss(self.parameters).backward()
+            self.optimizer.step()
             return time.perf_counter() - begin
         self.release()
-        loss = self._loss(self._parameters)
+        loss = self.loss(self.parameters)
         begin = time.perf_counter()
         loss.backward()
-        if self._clock:
-            self._optimizer.synchronize()
+        if self.clock:
+            self.optimizer.synchronize()
         return time.perf_counter() - begin
 
     def release(self) -> None:
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.grad = None
 
     def stats(self) -> Stats | None:
-        return self._clock.stats() if self._clock else None
+        return self.clock.stats() if self.clock else None
 
 
 class Clock:

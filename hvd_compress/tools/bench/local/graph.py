@@ -11,7 +11,7 @@ import numpy as np
 
 from hvd_compress.errors import MissingPackageError
 from hvd_compress.ops.code import Code
-from hvd_compress.tools.bench.local.timing import Copy, timed
+from hvd_compress.tools.bench.local.timing import plain_copy, timed
 
 _CODE, _SHARE = Code("max", 4, 512), 100
 
@@ -45,7 +45,7 @@ def measure(n: int, turns: int, progress: Callable[[str], None] = lambda name: N
         ) from error
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    copy = Copy(n)
+    copy = plain_copy(n)
     plain, compiled = TensorFlowOps(), TensorFlowCpuOps()
     found: dict[str, list[float]] = {name: [] for name in NAMES}
     for number, name in enumerate(NAMES):

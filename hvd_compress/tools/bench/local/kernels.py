@@ -11,10 +11,10 @@ import numpy as np
 
 from hvd_compress.errors import MissingPackageError
 from hvd_compress.ops.code import Code
-from hvd_compress.tools.bench.local.timing import Copy, Floats, timed
+from hvd_compress.tools.bench.local.timing import Floats, plain_copy, timed
 
 _RANKS, _SHARE = 4, 100
-"""Of `scatter-add`: how many ranks' pieces, of each of which one coordinate in so many."""
+"""`scatter-add`: the count of ranks, and one coordinate in so many from each."""
 
 
 class Operation(NamedTuple):
@@ -37,12 +37,8 @@ class Line(NamedTuple):
 
 
 def measure(n: int, turns: int, progress: Callable[[str], None] = lambda name: None) -> list[Line]:
-    """Time all operations on arrays of ``n`` float32.
-
-    Raises:
-        MissingPackageError: If numba is not installed.
-    """
-    copy = Copy(n)
+    """Time all operations on arrays of ``n`` float32."""
+    copy = plain_copy(n)
     lines: dict[str, Line] = {}
     for operation in chain([Operation("plain copy", copy, 2)], _operations(n), _peers(n)):
         progress(operation.name)

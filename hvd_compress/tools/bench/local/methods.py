@@ -18,7 +18,7 @@ from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops
 from hvd_compress.spec import parse
 from hvd_compress.tools.bench.local.kernels import compiled
-from hvd_compress.tools.bench.local.timing import Copy, Floats, seconds
+from hvd_compress.tools.bench.local.timing import Floats, plain_copy, seconds
 from hvd_compress.tools.bench.vnmse import error
 
 
@@ -87,7 +87,7 @@ def timed_steps(
 
     The first step does not count, as its memory is new; so many ``turns`` follow.
     """
-    copy = Copy(bucket.numel)
+    copy = plain_copy(bucket.numel)
     states: Sequence[State] = [method.init(ops, bucket, len(grads)) for _ in grads]
     for _ in range(turns + 1):
         step = _timed_step(ops, method, bucket, grads, states, rank)
@@ -108,11 +108,7 @@ def _timed_step(
 
 
 def numpy_ops() -> Ops:
-    """Return numpy's primitives with compiled kernels.
-
-    Raises:
-        MissingPackageError: If numba is not installed.
-    """
+    """Return numpy's primitives with compiled kernels."""
     compiled()  # says what is missing
     from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
 

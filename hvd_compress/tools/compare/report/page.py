@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _DPI = 150
-"""Of the PNG files."""
+"""The resolution of the PNG files."""
 
 
 def write(comparison: Comparison, folder: Path) -> None:
@@ -39,12 +39,7 @@ def write(comparison: Comparison, folder: Path) -> None:
 
 
 def html(comparison: Comparison, drawn: Mapping[str, bytes]) -> str:
-    """Return the page.
-
-    Args:
-        comparison: What was found.
-        drawn: The pictures as SVG, by name.
-    """
+    """Return the page with these pictures, which are SVG, by name."""
     title = f"Does compression pay for {comparison.task}?"
     parts = [sections.head(comparison, title), sections.verdict(comparison), sections.main_table(comparison)]
     for picture in PICTURES:

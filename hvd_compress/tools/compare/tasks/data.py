@@ -26,7 +26,7 @@ FASHION = Path("/usr/share/datasets/fashion-mnist")
 SIDE = 28
 _CLASSES = 10
 _MAGIC = b"\x00\x00\x08"
-"""Of a file of unsigned bytes; the number of dimensions follows."""
+"""The first bytes of a file of unsigned bytes; the number of dimensions follows."""
 
 
 class Images(NamedTuple):
@@ -43,11 +43,7 @@ class Images(NamedTuple):
         return (pixels.astype(np.float32) - np.float32(self.mean)) / np.float32(self.deviation)
 
     def test_share(self, setting: Setting, most: int | None = None) -> tuple[Arr, Arr]:
-        """Return a rank's share of the test images and labels.
-
-        Args:
-            setting: Tells the rank.
-            most: How many all ranks have together, the first ones; None for all.
+        """Return a rank's share of the test images and labels, or of the first ``most``.
 
         Raises:
             SpecError: If there are more ranks than images.
@@ -77,12 +73,6 @@ def deal(count: int, batch: int, setting: Setting, epoch: int) -> Iterator[Arr]:
 
     All samples are put in an order of the seed and the epoch, and the ranks take turns; what does not suffice for a
     minibatch on each rank is left out. So a step of all ranks together has the same samples with any number of ranks.
-
-    Args:
-        count: How many samples there are.
-        batch: How many a rank takes in a step.
-        setting: Tells the rank and the seed.
-        epoch: Its number.
     """
     order = np.random.default_rng((setting.seed, epoch)).permutation(count)
     step = batch * setting.size

@@ -44,7 +44,7 @@ def read(path: str, vocabulary: int, most: int = 0) -> Text:
     Words and punctuation marks are told apart; the case of letters counts; lines without words are left out.
 
     Args:
-        path: Of the file.
+        path: The file.
         vocabulary: How many words are known, ``<unk>`` and ``<eos>`` among them: those that the part to train on has
             most often.
         most: Only so many words from the beginning are used; 0 for all.
