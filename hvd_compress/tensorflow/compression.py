@@ -6,6 +6,8 @@ import contextlib
 import logging
 import os
 import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -30,7 +32,7 @@ from hvd_compress.tensorflow.elastic import step_by_step
 from hvd_compress.tensorflow.handshake import Question
 from hvd_compress.tensorflow.lineage import Lineage
 from hvd_compress.tensorflow.session import Ready, Session, describe, name_of
-from hvd_compress.tensorflow.tally import Tally, Untracked
+from hvd_compress.tensorflow.tally import Tally
 from hvd_compress.tensorflow.transport import GraphTransport
 from hvd_compress.wrappers.measure import vnmse
 from hvd_compress.wrappers.router import Router
@@ -54,6 +56,31 @@ class Ticket(NamedTuple):
     total: Tensor
     parts: int
     like: Tensor
+
+
+@dataclass
+class _Memo:
+    """Facts of the calls so far; a plain object, as checkpoints track the lists and dicts of a module.
+
+    Attributes:
+        names: Of sessions, by ranks and variables.
+        ordinals: The next one, by label.
+        lineage: Which sessions go on with what others kept.
+        agreed: The lists of variables that a method without a state has seen.
+        told: Names of sparse gradients that have been logged.
+        scale: Reads the loss scale, if `TensorFlowCompressor.follow` said how.
+        loaded: The states that were loaded.
+        built: The gradients of the latest call, and its exchange.
+    """
+
+    names: dict[tuple[Any, ...], str] = field(default_factory=dict)
+    ordinals: dict[str, Iterator[int]] = field(default_factory=dict)
+    lineage: Lineage = field(default_factory=Lineage)
+    agreed: set[tuple[Any, ...]] = field(default_factory=set)
+    told: set[str] = field(default_factory=set)
+    scale: Callable[[], Tensor] | None = None
+    loaded: Loaded = field(default_factory=Loaded)
+    built: tuple[Any, Ready] | None = None
 
 
 class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  # neither is typed
@@ -81,14 +108,7 @@ class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  
         self.merge = merge
         self.sessions: dict[str, Session] = {}
         self.tally = Tally()
-        self._names: Untracked = Untracked({})  # of sessions, by ranks and variables
-        self._ordinals: Untracked = Untracked({})  # by label, the next one
-        self._lineage: Untracked = Untracked(Lineage())
-        self._agreed: Untracked = Untracked(set())  # the lists of variables that a method without a state has seen
-        self._told: Untracked = Untracked(set())  # names of sparse gradients that have been spoken of
-        self._scale: Untracked = Untracked(None)  # reads the loss scale, if `follow` said how
-        self._loaded: Untracked = Untracked(Loaded())
-        self._built: Untracked = Untracked(None)  # the gradients of the latest call, and its exchange
+        self._memo = _Memo()
 
     def __hash__(self) -> int:
         """By identity, but another one for each optimizer that is made with it: see `caller.makes_an_optimizer`."""
@@ -113,7 +133,7 @@ class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  
         """
         if self.sessions:
             raise SpecError("follow() came after the first step, whose graph knows no loss scale: call it before")
-        self._scale.value = caller.scale_reader(scaler)
+        self._memo.scale = caller.scale_reader(scaler)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
@@ -179,11 +199,11 @@ class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  
             return  # a rank that joins an elastic job would ask those who have traced their step long ago
         pairs = [(call.gradients[i], call.parameters[i]) for i in _dense(call)]
         key = _key(call, pairs)
-        if key not in self._agreed.value:
+        if key not in self._memo.agreed:
             facts = [Gradient(name_of(v), tuple(v.shape), g.dtype.name) for g, v in pairs]
             said = agreement.describe(self.method, self.merge, facts)
             Question(said, _first(pairs), GraphTransport.of(call.process_set)).expect()
-            self._agreed.value.add(key)
+            self._memo.agreed.add(key)
 
     def _ready(self, call: Call) -> Ready:
         """The exchange of all gradients of a call, built once, when the first of them is compressed.
@@ -191,9 +211,8 @@ class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  
         Horovod reduces each gradient in a branch of its own. The exchange belongs to the graph around these branches,
         so that gradients can be merged and one that is not finite is known to all.
         """
-        if self._built.value is not None and self._built.value[0] is call.source:
-            earlier: Ready = self._built.value[1]
-            return earlier
+        if self._memo.built is not None and self._memo.built[0] is call.source:
+            return self._memo.built[1]
         if agreement.elastic():
             _check_elastic(call)
         present = _dense(call)
@@ -210,7 +229,7 @@ class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  
         for i, total in zip(present, built.totals, strict=True):
             totals[i] = total
         ready = Ready(totals, built.carrier, built.parts)
-        self._built.value = (call.source, ready)
+        self._memo.built = (call.source, ready)
         return ready
 
     def _count_slices(self, call: Call) -> None:
@@ -221,9 +240,9 @@ class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  
             return
         size = tf.add_n([tf.size(part, tf.int64) * part.dtype.size for part in parts])
         self.tally.add(0, size, size)
-        new = names - self._told.value
+        new = names - self._memo.told
         if new and not self.method.linear:
-            self._told.value |= new
+            self._memo.told |= new
             _LOG.warning(
                 "the sparse gradients of %s travel uncompressed, as IndexedSlices; sparse_as_dense=True, an option of"
                 " Horovod's optimizers and tapes, makes them dense, and compresses them",
@@ -233,19 +252,19 @@ class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  
     def _session(self, call: Call, pairs: list[tuple[Tensor, Any]]) -> Session:
         """The session of gradients and their variables (or names)."""
         key = _key(call, pairs)
-        if key in self._names.value:
-            return self.sessions[self._names.value[key]]
+        if key in self._memo.names:
+            return self.sessions[self._memo.names[key]]
         facts = [describe(gradient, parameter) for gradient, parameter in pairs]
         label = agreement.label(facts)
-        name = f"{label}_{next(self._ordinals.value.setdefault(label, count()))}"
+        name = f"{label}_{next(self._memo.ordinals.setdefault(label, count()))}"
         session = Session(
             self.method, self.merge, facts, _first(pairs), GraphTransport.of(call.process_set), self.tally
         )
         self.sessions[name] = session
         fresh = session.create()
-        restored = self._loaded.value.give({name: session})
-        self._lineage.value.add(session, key[1:], fresh and not restored)
-        self._names.value[key] = name
+        restored = self._memo.loaded.give({name: session})
+        self._memo.lineage.add(session, key[1:], fresh and not restored)
+        self._memo.names[key] = name
         variables = [parameter for _, parameter in pairs if not isinstance(parameter, str)]
         left = {_number(variable) for variable in variables}
         for variable in variables:
@@ -255,8 +274,8 @@ class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  
 
     def _scale_of(self, call: Call) -> Tensor | None:
         """What the loss was multiplied by; None if it was not."""
-        if self._scale.value is not None:
-            return self._scale.value()
+        if self._memo.scale is not None:
+            return self._memo.scale()
         return None if call.scaler is None else caller.scale_reader(call.scaler)()
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
@@ -270,7 +289,7 @@ class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  
         """
         sessions = {name: session.saved() for name, session in self.sessions.items()}
         world = GraphTransport.of(hvd.global_process_set).world
-        return state_files.save(folder, self._loaded.value.join(to_spec(self.method), world, sessions))
+        return state_files.save(folder, self._memo.loaded.join(to_spec(self.method), world, sessions))
 
     def load(self, folder: str | os.PathLike[str]) -> None:
         """Go on from the newest complete save in a folder, of any number of ranks; before the first step, or after it.
@@ -285,7 +304,7 @@ class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  
         world = GraphTransport.of(hvd.global_process_set).world
         loaded.put(state_files.load(folder, world.rank, world.size), to_spec(self.method))
         loaded.give(self.sessions)
-        self._loaded.value = loaded
+        self._memo.loaded = loaded
 
     def stats(self) -> Stats:
         """Bytes so far, on this rank, of all models that use this compressor."""
@@ -349,9 +368,9 @@ def _dismiss(reference: weakref.ref[TensorFlowCompressor], key: tuple[Any, ...],
     """Let go of a session when the last of its variables is no more: Horovod keeps the compressor itself for good."""
     left.discard(number)
     compressor = reference()
-    name = None if compressor is None or left else compressor._names.value.pop(key, None)
+    name = None if compressor is None or left else compressor._memo.names.pop(key, None)
     if compressor is not None and name is not None:
-        compressor._lineage.value.drop(compressor.sessions[name])
+        compressor._memo.lineage.drop(compressor.sessions[name])
         compressor.sessions = {other: session for other, session in compressor.sessions.items() if other != name}
 
 

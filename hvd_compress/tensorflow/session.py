@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,7 +26,7 @@ from hvd_compress.ops.tensorflow import tensorflow_ops
 from hvd_compress.spec import to_spec
 from hvd_compress.tensorflow import pulse
 from hvd_compress.tensorflow.handshake import Question
-from hvd_compress.tensorflow.tally import Tally, Untracked
+from hvd_compress.tensorflow.tally import Tally
 from hvd_compress.tensorflow.transport import GraphTransport, drive, outside_of_graphs
 from hvd_compress.wrappers.router import Router
 
@@ -53,6 +54,23 @@ class Ready(NamedTuple):
     totals: list[Tensor | None]
     carrier: Tensor
     parts: int
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """What a session is made with; a plain object, as checkpoints track the lists and modules of a module.
+
+    Attributes:
+        plan: The buckets.
+        question: Whether all ranks compress these gradients alike; None in elastic jobs.
+        membership: The ranks of an elastic job.
+        tally: Counts steps and bytes.
+    """
+
+    plan: list[Planned]
+    question: Question | None
+    membership: Membership
+    tally: Tally
 
 
 class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
@@ -88,16 +106,15 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         super().__init__(name="hvd_compress_session")
         self._count = len(gradients)
         self._facts = agreement.describe(method, merge, gradients)
-        self._question = Untracked(None if agreement.elastic() else Question(self._facts, first, transport))
-        if self._question.value is not None:
-            self._question.value.expect()
-        self._membership = Untracked(Membership(zlib.crc32(agreement.label(gradients).encode())))
+        question = None if agreement.elastic() else Question(self._facts, first, transport)
+        if question is not None:
+            question.expect()
+        membership = Membership(zlib.crc32(agreement.label(gradients).encode()))
+        self._fixed = _Fixed(plan(gradients, method, merge), question, membership, tally)
         self.transport = transport
         # The same on ranks whose models differ in part, so that they meet and are told.
         self._key = min(("/".join(g.name.split("/")[-2:]) for g in gradients), default="")
         self._prefix = f"hvd_compress.{agreement.label(gradients)}"
-        self._plan = Untracked(plan(gradients, method, merge))
-        self._tally = Untracked(tally)
         self._drawn = pulse.draw()
         self._origin = [transport.world.rank, transport.world.size, zlib.crc32(to_spec(method).encode())]
         self.slots: dict[str, dict[str, tf.Variable]] = {}
@@ -126,7 +143,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         self.origin.assign(self._origin)
         self.steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps")
         self.job = tf.Variable(0, dtype=tf.int64, trainable=False, name="job")
-        for planned in self._plan.value:
+        for planned in self._fixed.plan:
             self.slots[planned.bucket.key] = {
                 path: _variable(leaf, path) for path, leaf in flatten(self._initial(planned)).items()
             }
@@ -147,15 +164,15 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
 
     def states(self) -> list[State]:
         """The states of all buckets, as they are now; their leaves are variables."""
-        return [unflatten(self._initial(planned), self.slots[planned.bucket.key]) for planned in self._plan.value]
+        return [unflatten(self._initial(planned), self.slots[planned.bucket.key]) for planned in self._fixed.plan]
 
     def fresh(self) -> dict[str, Leaves]:
         """A new state, in the form of `read`."""
-        return {planned.bucket.key: flatten(self._initial(planned)) for planned in self._plan.value}
+        return {planned.bucket.key: flatten(self._initial(planned)) for planned in self._fixed.plan}
 
     def kinds(self) -> dict[str, dict[str, Kind]]:
         """What the leaves of the state are, in the form of `read`."""
-        return {planned.bucket.key: kinds(self._initial(planned)) for planned in self._plan.value}
+        return {planned.bucket.key: kinds(self._initial(planned)) for planned in self._fixed.plan}
 
     def kept(self, names: Sequence[Any]) -> list[Kept]:
         """What is kept, for `hvd_compress.checkpoint.resharding`.
@@ -164,7 +181,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
             names: Identities of the gradients, in the order of the session.
         """
         leaves = self.read()
-        return [Kept([names[i] for i in p.members], p.bucket, p.method, leaves[p.bucket.key]) for p in self._plan.value]
+        return [Kept([names[i] for i in p.members], p.bucket, p.method, leaves[p.bucket.key]) for p in self._fixed.plan]
 
     def read(self) -> dict[str, Leaves]:
         """The state, as it is now: bucket, then leaf; counters as ints."""
@@ -211,7 +228,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
             DisagreementError: If a newcomer is not set up as the others are.
         """
         transport = GraphTransport.of(self.transport.process_set)
-        meeting = self._membership.value.meet(
+        meeting = self._fixed.membership.meet(
             transport.world,
             int(self.steps.numpy()),
             lambda data, name: transport.gather_bytes(data, f"{name}.{self._key}"),
@@ -235,12 +252,12 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
             factor: What Horovod will multiply the sums by.
         """
         ops = tensorflow_ops()
-        gates = [] if self._question.value is None else self._question.value.gate()
+        gates = [] if self._fixed.question is None else self._fixed.question.gate()
         with tf.control_dependencies([*gates, *self._earlier()]):
             gradients = [tf.identity(gradient) for gradient in gradients]
         true = [_true(gradient, scale) for gradient in gradients]
         # A gradient that is not finite must not reach the method: it would spoil scales and its neighbours.
-        merged = [ops.merge([true[i] for i in planned.members]) for planned in self._plan.value]
+        merged = [ops.merge([true[i] for i in planned.members]) for planned in self._fixed.plan]
         bad = tf.add_n([tf.constant(0), *(count for _, count in merged)])
         steps, job = self.steps.read_value(), self.job.read_value()
         all_finite, job = pulse.feel(bad, steps, job, self._drawn, f"{self._prefix}.finite", self.transport)
@@ -249,7 +266,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         totals: list[Tensor | None] = [None] * len(gradients)
         changes: list[Change] = []
         sent = tf.constant(pulse.BYTES + carrier.dtype.size * len(gradients), tf.int64)
-        for planned, (x, _) in zip(self._plan.value, merged, strict=True):
+        for planned, (x, _) in zip(self._fixed.plan, merged, strict=True):
             pieces, more_changes, more_sent = self._exchange(planned, x, all_finite)
             for i, piece in zip(planned.members, pieces, strict=True):
                 totals[i] = piece if scale is None else piece * tf.cast(scale, piece.dtype)
@@ -264,7 +281,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
             tf.cond(good, lambda: tf.group(*[v.assign(value) for v, value in changes]), tf.no_op)
         size = sum(part.dtype.size * part.shape.num_elements() for part in totals if part is not None)
         with tf.control_dependencies([all_finite]):
-            self._tally.value.add(1, size, sent)
+            self._fixed.tally.add(1, size, sent)
             self.job.assign(job)
             self.steps.assign_add(1)
         self._note_end(totals)

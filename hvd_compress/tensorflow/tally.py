@@ -11,17 +11,6 @@ from hvd_compress.tensorflow.caller import in_session
 from hvd_compress.tensorflow.transport import outside_of_graphs
 
 
-class Untracked:
-    """Keeps a value out of the sight of checkpoints, which would look for variables in it and copy lists and dicts.
-
-    Args:
-        value: The value; may be replaced.
-    """
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
 class Tally(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
     """Counts steps, gradient bytes and bytes sent for `Stats`, in a variable that is made on first use."""
 
