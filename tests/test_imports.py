@@ -46,6 +46,7 @@ LAYERS = [
     ["checkpoint.state_dict"],
     ["checkpoint.saves"],
     ["checkpoint.state_files"],
+    ["checkpoint.saving"],
     ["core.local_world", "checkpoint.agreement", "api"],
     ["checkpoint.elastic"],
     ["pipeline.operators", "pipeline.samples", "pipeline.schedule"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +42,27 @@ def exported(module: str) -> list[str]:
     return sorted(ast.literal_eval(lists[0]))
 
 
-def members(name: str) -> list[str]:
-    """Return the public names in the body of a class, wherever it is."""
+@cache
+def classes() -> dict[str, list[ast.ClassDef]]:
+    """Return the classes of the package by name, without importing their frameworks, which may share a name."""
+    found: dict[str, list[ast.ClassDef]] = {}
     for path in ROOT.rglob("*.py"):
         for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef) and node.name == name:
-                named = [n.name for n in node.body if isinstance(n, ast.FunctionDef)]
-                named += [n.target.id for n in node.body if isinstance(n, ast.AnnAssign) and hasattr(n.target, "id")]
-                return sorted(one for one in named if not one.startswith("_"))
-    raise AssertionError(f"class {name} is gone")
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(node)
+    return found
+
+
+def members(name: str) -> list[str]:
+    """Return the public names of a class and of its bases in the package."""
+    named: list[str] = []
+    for node in classes()[name]:
+        named += [n.name for n in node.body if isinstance(n, ast.FunctionDef)]
+        named += [n.target.id for n in node.body if isinstance(n, ast.AnnAssign) and hasattr(n.target, "id")]
+        for base in node.bases:
+            if isinstance(base, ast.Name) and base.id in classes():
+                named += members(base.id)
+    return sorted({one for one in named if not one.startswith("_")})
 
 
 def options(command: Any, path: str = "") -> dict[str, list[str]]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 from mpi4py import MPI
 
 from hvd_compress.bucketing import DEFAULT_MERGE, Gradient, Merge, check_merge, gradient
-from hvd_compress.checkpoint import agreement, state_files
+from hvd_compress.checkpoint import agreement
+from hvd_compress.checkpoint.saving import Saving
 from hvd_compress.checkpoint.state_dict import Loaded, Saved, from_dict, to_dict
+from hvd_compress.core.collectives import World
 from hvd_compress.errors import GradientError, StateError
 from hvd_compress.mpi.session import Session
 from hvd_compress.mpi.transport import Arr, MPITransport
@@ -25,7 +25,7 @@ _SOUND, _SPOILT, _NEW, _REFUSED = range(4)
 """What a rank says of its gradients before they are exchanged; the worst word counts for all."""
 
 
-class Aggregator:
+class Aggregator(Saving):
     """Means of numpy arrays over the ranks of an MPI communicator, compressed on their way.
 
     A dict of named gradients is treated as a model: policies choose what is compressed, and tensors are merged. A bare
@@ -185,26 +185,8 @@ class Aggregator:
         """
         self._load([from_dict(state, lambda leaf: leaf)])
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the state of this rank to a file in a folder that all ranks share; all save after the same step.
-
-        Each save has files of its own. Those of saves before the last complete one are removed.
-
-        Returns:
-            The file.
-        """
-        return state_files.save(folder, self._saved())
-
-    def load(self, folder: str | os.PathLike[str]) -> None:
-        """Go on from the newest complete save in a folder, of any number of ranks.
-
-        Saves that are not complete are skipped with a warning. With another number of ranks than has saved, the
-        residuals are dealt out, and their sum stays the same.
-
-        Raises:
-            StateError: If no save is complete, a file is damaged, or the states do not fit. Nothing is changed.
-        """
-        self._load(state_files.load(folder, self._transport.world.rank, self._transport.world.size))
+    def _world(self) -> World:
+        return self._transport.world
 
     def _saved(self) -> Saved:
         sessions = {self._session.label: self._session.saved()} if self._session else {}

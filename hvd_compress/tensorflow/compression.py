@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import horovod.tensorflow as hvd
@@ -18,8 +16,9 @@ from horovod.tensorflow.compression import Compressor
 
 from hvd_compress.api import Catalogue, Made
 from hvd_compress.bucketing import Gradient, Merge
-from hvd_compress.checkpoint import agreement, state_files
-from hvd_compress.checkpoint.state_dict import Loaded
+from hvd_compress.checkpoint import agreement
+from hvd_compress.checkpoint.saving import Saving
+from hvd_compress.checkpoint.state_dict import Loaded, Saved
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Drive, World
 from hvd_compress.errors import ExchangeError, SpecError
@@ -83,7 +82,7 @@ class _Memo:
     built: tuple[Any, Ready] | None = None
 
 
-class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  # neither is typed
+class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore[misc]  # neither is typed
     """Compresses the gradients of Horovod's optimizers and tapes; made by `Compression`.
 
     What is kept between steps belongs to the variables: when a layer is unfrozen and gradients come for another list of
@@ -278,31 +277,16 @@ class TensorFlowCompressor(Made, Compressor, tf.Module):  # type: ignore[misc]  
             return self._memo.scale()
         return None if call.scaler is None else caller.scale_reader(call.scaler)()
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the state of this rank to a file in a folder that all ranks share; all save after the same step.
+    def _world(self) -> World:
+        return GraphTransport.of(hvd.global_process_set).world
 
-        Each save has files of its own. Those of saves before the last complete one are removed. A
-        ``tf.train.Checkpoint`` holds the state as well, but only as many ranks can restore it.
-
-        Returns:
-            The file: a ``.npz`` archive without pickle.
-        """
+    def _saved(self) -> Saved:
         sessions = {name: session.saved() for name, session in self.sessions.items()}
-        world = GraphTransport.of(hvd.global_process_set).world
-        return state_files.save(folder, self._memo.loaded.join(to_spec(self.method), world, sessions))
+        return self._memo.loaded.join(to_spec(self.method), self._world(), sessions)
 
-    def load(self, folder: str | os.PathLike[str]) -> None:
-        """Go on from the newest complete save in a folder, of any number of ranks; before the first step, or after it.
-
-        Saves that are not complete are skipped with a warning. With another number of ranks than has saved, the
-        residuals are dealt out, and their sum stays the same.
-
-        Raises:
-            StateError: If no save is complete, a file is damaged, or the states do not fit. Nothing is changed.
-        """
+    def _load(self, saved: list[Saved]) -> None:
         loaded = Loaded()
-        world = GraphTransport.of(hvd.global_process_set).world
-        loaded.put(state_files.load(folder, world.rank, world.size), to_spec(self.method))
+        loaded.put(saved, to_spec(self.method))
         loaded.give(self.sessions)
         self._memo.loaded = loaded
 

@@ -74,9 +74,10 @@ class BucketState:
 
     def without(self, state: State, positions: Sequence[int]) -> State:
         """Return a state that has kept nothing of some gradients, as far as it is kept coordinate by coordinate."""
+        if not positions:
+            return state
         leaves = flatten(state)
-        known = kinds(state) if positions else {}
-        for path in [path for path, kind in known.items() if kind.per is Per.COORDINATE]:
+        for path in [path for path, kind in kinds(state).items() if kind.per is Per.COORDINATE]:
             leaves[path] = leaves[path].clone()
             for position in positions:
                 leaves[path][self.spans[position]] = 0

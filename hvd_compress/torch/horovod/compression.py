@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +14,10 @@ from torch import Tensor
 
 from hvd_compress.api import Catalogue, Made
 from hvd_compress.bucketing import Gradient, Merge
-from hvd_compress.checkpoint import agreement, state_files
+from hvd_compress.checkpoint import agreement
+from hvd_compress.checkpoint.saving import Saving
 from hvd_compress.checkpoint.state_dict import Loaded, Saved, from_dict, to_dict
+from hvd_compress.core.collectives import World
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.spec import to_spec
 from hvd_compress.stats import Meter, Stats
@@ -35,7 +35,7 @@ from hvd_compress.wrappers.measure import vnmse
 from hvd_compress.wrappers.router import Router
 
 
-class TorchCompressor(Made, Compressor):  # type: ignore[misc]  # Horovod is not typed
+class TorchCompressor(Saving, Made, Compressor):  # type: ignore[misc]  # Horovod is not typed
     """Compresses the gradients of `hvd.DistributedOptimizer`; made by `Compression`.
 
     Direct calls, ``hvd.allreduce(tensor, name="x", compression=...)`` and ``hvd.grouped_allreduce``, keep a state of
@@ -257,31 +257,12 @@ class TorchCompressor(Made, Compressor):  # type: ignore[misc]  # Horovod is not
         """
         self._load([from_dict(state, lambda leaf: leaf.cpu().numpy() if isinstance(leaf, Tensor) else leaf)])
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the state of this rank to a file in a folder that all ranks share; all save after the same step.
-
-        Each save has files of its own. Those of saves before the last complete one are removed.
-
-        Returns:
-            The file: a ``.npz`` archive without pickle.
-        """
-        return state_files.save(folder, self._saved())
-
-    def load(self, folder: str | os.PathLike[str]) -> None:
-        """Go on from the newest complete save in a folder, of any number of ranks; as `load_state_dict` else.
-
-        Saves that are not complete are skipped with a warning. With another number of ranks than has saved, the
-        residuals are dealt out, and their sum stays the same.
-
-        Raises:
-            StateError: If no save is complete, a file is damaged, or the states do not fit. Nothing is changed.
-        """
-        world = HorovodTransport.of(caller.EVERYONE).world
-        self._load(state_files.load(folder, world.rank, world.size))
+    def _world(self) -> World:
+        return HorovodTransport.of(caller.EVERYONE).world
 
     def _saved(self) -> Saved:
         reducers = {one.label: one.saved() for one in self._reducers if one.begun}
-        return self._loaded.join(to_spec(self.method), HorovodTransport.of(caller.EVERYONE).world, reducers)
+        return self._loaded.join(to_spec(self.method), self._world(), reducers)
 
     def _load(self, saved: list[Saved]) -> None:
         loaded = Loaded()
