@@ -31,10 +31,10 @@ setup: ## Make .venv with all that is needed, Horovod included (nothing to do th
 demo: setup ## Show what the package does, on this machine
 	$(VENV)/python examples/demo.py
 
-quick: setup ## Run the tests that start no job and load no TensorFlow (about 90 s)
+quick: setup ## Run the tests that start no job and load no TensorFlow (about 70 s)
 	$(PYTEST) --quick
 
-test: setup ## Run all tests: under horovodrun with 2 and 3 ranks, then all others (about 20 minutes)
+test: setup ## Run all tests: under horovodrun with 2 and 3 ranks, then all others (about 15 minutes)
 	$(VENV)/python tests/parallel/run.py
 	$(PYTEST)
 
