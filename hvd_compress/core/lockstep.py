@@ -24,7 +24,7 @@ from hvd_compress.core.lowering import LACKS
 from hvd_compress.core.totals import dense
 from hvd_compress.core.transport import InFlight, ignore
 from hvd_compress.errors import ExchangeError
-from hvd_compress.methods.base import Method, compensated
+from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops
 
 Arr = npt.NDArray[Any]
@@ -154,11 +154,10 @@ def fly(
     def noted(message: Collective) -> None:
         count(message._replace(array=np.asarray(message.array)))
 
-    inputs = [compensated(ops, method, ops.constant(x), state) for x, state in zip(xs, states, strict=True)]
     counters = [noted, *[ignore] * (len(xs) - 1)]
     flights = [
-        InFlight(method, ops, bucket, x, state, LocalTransport(board, world), "", counter)
-        for x, state, world, counter in zip(inputs, states, board.worlds, counters, strict=True)
+        InFlight(method, ops, bucket, ops.constant(x), state, LocalTransport(board, world), "", counter)
+        for x, state, world, counter in zip(xs, states, board.worlds, counters, strict=True)
     ]
     while unfinished := [flight for flight in flights if flight.result is None]:
         ready = [flight for flight in unfinished if flight.ready()]

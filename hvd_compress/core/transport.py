@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import partial
 from typing import Protocol, Self
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import Array, Collective, Drive, Exchange, State, World, take_branches
+from hvd_compress.core.collectives import Array, Collective, Drive, Exchange, Exchanging, State, World, take_branches
 from hvd_compress.core.lowering import lower
-from hvd_compress.methods.base import Method
+from hvd_compress.methods.base import Method, compensate
 from hvd_compress.ops import Ops
 
 
@@ -66,6 +67,13 @@ def always(message: Collective) -> bool:
     return True
 
 
+def _compensated(method: Method, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
+    """Add the residual, as a part of the exchange whose time counts."""
+    exchanging = method.exchange(ops, bucket, compensate(ops, method, x, state), state, world)
+    del x
+    return (yield from exchanging)
+
+
 class InFlight:
     """An exchange in flight.
 
@@ -73,12 +81,13 @@ class InFlight:
         method: The method that exchanges.
         ops: The primitives of the framework that ``x`` belongs to.
         bucket: The bucket that ``x`` is.
-        x: Shape ``(bucket.numel,)``; see `Method.exchange`.
+        x: The gradient, shape ``(bucket.numel,)``; may be overwritten.
         state: The state of the method.
         transport: Performs its collectives.
         name: Prefix of the names of its collectives.
         count: Called with each message.
         admits: Tells whether a message may be started yet.
+        compensated: The residual has been added to ``x`` before.
     """
 
     def __init__(
@@ -92,8 +101,10 @@ class InFlight:
         name: str,
         count: Callable[[Collective], None] = ignore,
         admits: Callable[[Collective], bool] = always,
+        compensated: bool = False,
     ) -> None:
-        exchanging = method.exchange(ops, bucket, x, state, transport.world)
+        start = method.exchange if compensated else partial(_compensated, method)
+        exchanging = start(ops, bucket, x, state, transport.world)
         del x  # the method's alone, which may need its memory
         self._drive = Drive(take_branches(lower(exchanging, ops, transport.world, transport.missing)))
         self._transport = transport

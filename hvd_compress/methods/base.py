@@ -171,7 +171,7 @@ class Wrapper(Method):
         return Exchange(exchange.total, state._replace(inner=exchange.state))
 
 
-def compensated(ops: Ops, method: Method, gradient: Array, state: State) -> Array:
+def compensate(ops: Ops, method: Method, gradient: Array, state: State) -> Array:
     """Return the input of an exchange: a gradient, which may be overwritten, plus the residual."""
     residual = method.residual(state)
     return gradient if residual is None else ops.add(gradient, residual)

@@ -14,7 +14,6 @@ from hvd_compress.core.collectives import Exchange, State
 from hvd_compress.core.state_tree import filled, flatten, kinds, residual_of
 from hvd_compress.core.totals import dense
 from hvd_compress.core.transport import InFlight
-from hvd_compress.methods.base import compensated
 from hvd_compress.mpi.transport import Arr, MPITransport
 from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
 from hvd_compress.stats import Meter
@@ -70,7 +69,6 @@ class Session:
         bucket = planned.bucket
         with self._meter.time("encode"):
             x = np.concatenate([arrays[i].ravel() for i in planned.members]).astype(bucket.dtype)
-            x = compensated(self._ops, planned.method, x, state)
             flight = InFlight(planned.method, self._ops, bucket, x, state, self._transport, "", self._meter.count)
         with self._meter.time("decode"):
             while flight.result is None:

@@ -26,7 +26,7 @@ from hvd_compress.core.collectives import (
 )
 from hvd_compress.core.totals import dense
 from hvd_compress.errors import ExchangeError
-from hvd_compress.methods.base import Method, compensated
+from hvd_compress.methods.base import Method, compensate
 from hvd_compress.ops import Ops, wrong_length
 
 _ALONE = World(0, 1)
@@ -52,7 +52,7 @@ def send(ops: Ops, method: Method, bucket: Bucket, x: Array, state: State) -> Se
         parts.append(ops.to_bytes(ops.reshape(message.array, (-1,))))
         return _reply(ops, message, message.array)
 
-    exchange = _run(ops, method, bucket, compensated(ops, method, x, state), state, answer)
+    exchange = _run(ops, method, bucket, compensate(ops, method, x, state), state, answer)
     return Sent(parts[0] if len(parts) == 1 else ops.concat(parts), exchange)
 
 

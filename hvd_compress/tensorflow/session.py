@@ -20,7 +20,7 @@ from hvd_compress.core.collectives import State, World
 from hvd_compress.core.lowering import lower
 from hvd_compress.core.state_tree import Kind, flatten, kinds, unflatten
 from hvd_compress.errors import GradientError, StateError
-from hvd_compress.methods.base import compensated
+from hvd_compress.methods.base import compensate
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.tensorflow import tensorflow_ops
 from hvd_compress.spec import to_spec
@@ -305,7 +305,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         """Build the exchange of one bucket; gives the totals, the changes of state, and the payload bytes."""
         bucket, ops, variables = planned.bucket, tensorflow_ops(), self.slots[planned.bucket.key]
         state = unflatten(self._initial(planned), {path: variable.read_value() for path, variable in variables.items()})
-        x = compensated(ops, planned.method, x, state)
+        x = compensate(ops, planned.method, x, state)
         exchanging = planned.method.exchange(ops, bucket, x, state, self.world)
         exchanging = lower(exchanging, ops, self.world, self.transport.missing)
         exchange, sent = drive(exchanging, f"{self._prefix}.{bucket.key}", self.transport, after)

@@ -118,6 +118,7 @@ class BucketExchange:
                 self._name,
                 count=self._count,
                 admits=self._admits,
+                compensated=True,
             )
         self._note(flight)
 

@@ -10,7 +10,7 @@ from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, State, World
 from hvd_compress.core.state_tree import Measurement
 from hvd_compress.core.totals import dense
-from hvd_compress.methods.base import Wrapper, compensated
+from hvd_compress.methods.base import Wrapper, compensate
 from hvd_compress.ops import Ops
 
 
@@ -47,7 +47,7 @@ class Measured(Wrapper):
         self, ops: Ops, bucket: Bucket, x: Array, state: MeasuredState, world: World, keep: bool = False
     ) -> Exchanging:
         exact = yield AllReduce(x)
-        x = compensated(ops, self.inner, x, state.inner)
+        x = compensate(ops, self.inner, x, state.inner)
         exchange = yield from self.inner.exchange(ops, bucket, x, state.inner, world)
         error = state.error + ops.sum_squares(dense(ops, exchange.total) - exact)
         norm = state.norm + ops.sum_squares(exact)

@@ -9,7 +9,7 @@ from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, State, World
 from hvd_compress.core.state_tree import Own, Residual, Vector
 from hvd_compress.core.totals import dense
-from hvd_compress.methods.base import Wrapper, check_range, clear, compensated
+from hvd_compress.methods.base import Wrapper, check_range, clear, compensate
 from hvd_compress.ops import Ops
 from hvd_compress.wrappers.error_feedback import check_retains, own
 
@@ -129,11 +129,11 @@ class Momentum(Wrapper):
     def exchange(
         self, ops: Ops, bucket: Bucket, x: Array, state: MomentumState, world: World, keep: bool = False
     ) -> Exchanging:
-        x = compensated(ops, self.inner, x, state.inner)
+        x = compensate(ops, self.inner, x, state.inner)
         return self._apply(ops, state, (yield from self.inner.exchange(ops, bucket, x, state.inner, world)))
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: MomentumState, world: World) -> Exchanging:
-        x = compensated(ops, self.inner, x, state.inner)
+        x = compensate(ops, self.inner, x, state.inner)
         return self._apply(ops, state, (yield from self.inner.dense(ops, bucket, x, state.inner, world)))
 
     def _apply(self, ops: Ops, state: MomentumState, exchange: Exchange) -> Exchange:

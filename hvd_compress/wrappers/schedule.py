@@ -12,7 +12,7 @@ from hvd_compress.core.collectives import Array, Branch, Exchange, Exchanging, S
 from hvd_compress.core.state_tree import Passing, Residual
 from hvd_compress.core.totals import dense
 from hvd_compress.errors import SpecError
-from hvd_compress.methods.base import Method, Wrapper, check_range, compensated
+from hvd_compress.methods.base import Method, Wrapper, check_range, compensate
 from hvd_compress.methods.cast import Dense
 from hvd_compress.ops import Ops
 from hvd_compress.wrappers.error_feedback import ErrorFeedback, ErrorFeedbackState
@@ -254,13 +254,13 @@ class Delayed(Wrapper):
 
         def go_ahead() -> Exchanging:
             mine = x * 1  # the method inside may overwrite its input
-            given = compensated(ops, self.inner, x, state.inner)
+            given = compensate(ops, self.inner, x, state.inner)
             exchange = yield from self.inner.exchange(ops, bucket, given, state.inner, world)
             arriving = dense(ops, exchange.total)
             return Exchange(behind + mine * world.size, DelayedState(state.step + 1, arriving, mine, exchange.state))
 
         def correct() -> Exchanging:
-            given = compensated(ops, self.inner, x, state.inner)
+            given = compensate(ops, self.inner, x, state.inner)
             exchange = yield from self.inner.dense(ops, bucket, given, state.inner, world)
             zeros = ops.zeros((bucket.numel,), bucket.dtype)
             return Exchange(behind + exchange.total, DelayedState(state.step + 1, zeros, zeros, exchange.state))
