@@ -215,11 +215,14 @@ class _Only(Wrapper):
 @pytest.mark.parametrize("options", ["", ",measure=on", ",warmup=4", ",warmup=4,measure=on", ",every=4"])
 def test_a_correction_sends_what_was_kept_however_deep(options: str) -> None:
     ops, bucket, method = ops_of("numpy"), bucket_of((50, 40)), parse(f"topk:ratio=0.01,delay=3{options}").core
-    state, kept = method.init(ops, bucket, 1), []
+    state, kept, owed = method.init(ops, bucket, 1), [], np.zeros(bucket.numel)
     for step in range(6):
-        (result,) = lockstep(ops, method, bucket, normal(bucket, 1, seed=step), [state])
-        state = result.state
+        (x,) = normal(bucket, 1, seed=step)
+        (result,) = lockstep(ops, method, bucket, [x.copy()], [state])
+        state, owed = result.state, owed + x - result.total
         kept.append(bool(residual_of(state).any()))
+        if not kept[-1] and (step + 1) % 3 == 0:
+            np.testing.assert_allclose(owed, 0, atol=1e-5)
     assert kept == [True, True, False, "every" not in options, True, False]
 
 

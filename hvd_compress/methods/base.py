@@ -149,6 +149,12 @@ class Method(ABC):
         return Exchange(total, state)
 
 
+def compensate(ops: Ops, method: Method, gradient: Array, state: State) -> Array:
+    """Return the input of an exchange: a gradient, which may be overwritten, plus the residual."""
+    residual = method.residual(state)
+    return gradient if residual is None else ops.add(gradient, residual)
+
+
 @dataclass(frozen=True)
 class Wrapper(Method):
     """A method around another one, whose state has the state of that one as ``inner``.
@@ -167,14 +173,9 @@ class Wrapper(Method):
         return self.inner.compresses(shape)
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
+        x = compensate(ops, self.inner, x, state.inner)
         exchange = yield from self.inner.dense(ops, bucket, x, state.inner, world)
         return Exchange(exchange.total, state._replace(inner=exchange.state))
-
-
-def compensate(ops: Ops, method: Method, gradient: Array, state: State) -> Array:
-    """Return the input of an exchange: a gradient, which may be overwritten, plus the residual."""
-    residual = method.residual(state)
-    return gradient if residual is None else ops.add(gradient, residual)
 
 
 FAMILIES = ("dense", "sparse", "quantised", "low-rank", "lossless")
