@@ -21,7 +21,7 @@ from hvd_compress.wrappers.router import Routable
 _JOB = "job"
 
 _BITS = 24
-"""Of a digest, so that its square summed over many ranks stays within int64."""
+"""Bits of a digest: few enough that sums of squares over many ranks stay within int64."""
 
 
 def describe(method: Routable, merge: Merge, gradients: Sequence[Gradient], restored: str = "") -> bytes:

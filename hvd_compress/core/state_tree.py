@@ -18,7 +18,7 @@ from hvd_compress.core.collectives import State
 
 
 class Role(Enum):
-    """Whose a leaf is."""
+    """Ownership of a state leaf: which ranks hold it, and what it means to others."""
 
     SHARED = "equal on all ranks"
     MEASURED = "equal on all ranks, but for what their machines round in different ways"
@@ -30,7 +30,7 @@ class Role(Enum):
 
 
 class Per(Enum):
-    """How a leaf is cut."""
+    """Extent of a state leaf: one number per bucket, coordinate or gradient, or a part."""
 
     BUCKET = "a number for the bucket"
     COORDINATE = "a number for each coordinate of the bucket"
@@ -40,7 +40,7 @@ class Per(Enum):
 
 
 class Kind(NamedTuple):
-    """What a leaf is.
+    """Description of a state leaf.
 
     Attributes:
         role: Whose it is.

@@ -127,12 +127,12 @@ class InFlight:
 
     @property
     def result(self) -> Exchange | None:
-        """What it has ended with; None before that."""
+        """Result of the exchange; None while it is in flight."""
         return self._drive.result
 
     @property
     def ended(self) -> Exchange:
-        """What it has ended with, once it has."""
+        """Result of the exchange, which must have ended."""
         return self._drive.ended
 
     @property
@@ -141,7 +141,7 @@ class InFlight:
         return self._drive.laps
 
     def ready(self) -> bool:
-        """Whether it can go on without waiting."""
+        """Return whether `go_on` would not wait."""
         self._start_admitted()
         return self._handle is not None and self._handle.done()
 

@@ -15,7 +15,7 @@ from hvd_compress.ops import Ops
 
 
 class ACPSGDState(NamedTuple):
-    """What ACP-SGD keeps.
+    """State of ACP-SGD.
 
     Attributes:
         step: How many exchanges there were; tells which factor is next.

@@ -1,4 +1,4 @@
-"""What a method is: hyper-parameters, a state, and one exchange written as a generator."""
+"""Base of all methods: hyper-parameters, a state, and one exchange written as a generator."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Method(ABC):
 
     @property
     def supports_feedback(self) -> bool:
-        """Whether error feedback is possible, with these hyper-parameters."""
+        """True if error feedback is supported with these hyper-parameters."""
         return self.retains
 
     @property
@@ -158,6 +158,8 @@ def compensate(ops: Ops, method: Method, gradient: Array, state: State) -> Array
 @dataclass(frozen=True)
 class Wrapper(Method):
     """A method around another one, whose state has the state of that one as ``inner``.
+
+    It gets the gradient alone, and adds the residual of the method inside itself, unless it hands on `residual`.
 
     Args:
         inner: The method inside.

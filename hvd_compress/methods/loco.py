@@ -25,7 +25,7 @@ class Errors(NamedTuple):
 
 
 class LoCoState(NamedTuple):
-    """What LoCo keeps.
+    """State of LoCo.
 
     Attributes:
         step: How many exchanges there were.

@@ -15,7 +15,7 @@ from hvd_compress.ops import Ops
 
 
 class PowerSGDState(NamedTuple):
-    """What PowerSGD keeps.
+    """State of PowerSGD.
 
     Attributes:
         q: The right factors of all matrices of the bucket, flat, row by row: the warm start of the next step.

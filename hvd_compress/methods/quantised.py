@@ -17,7 +17,7 @@ from hvd_compress.ops.code import Code
 
 
 class QuantisedState(NamedTuple):
-    """What a quantising method keeps.
+    """State of a quantising method.
 
     Attributes:
         step: How many exchanges there were; part of the seed.

@@ -33,7 +33,7 @@ TINY = 2.0**-1022
 
 
 class SIDCoState(NamedTuple):
-    """What SIDCo keeps.
+    """State of SIDCo.
 
     Attributes:
         stages: S, how many fits make a threshold: a float64 scalar.

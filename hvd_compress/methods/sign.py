@@ -18,7 +18,7 @@ VOTES = Code("one", 1)
 
 
 class SignState(NamedTuple):
-    """What the voting methods keep.
+    """State of the voting methods.
 
     Attributes:
         step: How many exchanges there were; part of the seed that breaks ties.

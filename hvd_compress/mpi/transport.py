@@ -39,7 +39,7 @@ class Done(NamedTuple):
     reply: Arr
 
     def done(self) -> bool:
-        """Whether the reply is there."""
+        """Return whether the reply has arrived."""
         return True
 
     def result(self) -> Arr:

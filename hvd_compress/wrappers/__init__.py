@@ -1,1 +1,1 @@
-"""What stands around a method: what is kept, when and where it compresses, and how well."""
+"""Wrappers around methods - error feedback, momentum, schedules, measuring - and the router."""

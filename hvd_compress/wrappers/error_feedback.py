@@ -18,7 +18,7 @@ from hvd_compress.ops import Ops
 
 
 class ErrorFeedbackState(NamedTuple):
-    """What error feedback keeps.
+    """State of error feedback.
 
     Attributes:
         residual: ``d e_i``, in the units of the gradient, to be added to the next one; shape ``(bucket.numel,)``.
@@ -74,7 +74,7 @@ class ErrorFeedback(Wrapper):
 
 
 class EF21State(NamedTuple):
-    """What EF21 keeps.
+    """State of EF21.
 
     Attributes:
         local: What the others know of this rank's gradient; shape ``(bucket.numel,)``.

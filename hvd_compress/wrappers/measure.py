@@ -1,4 +1,4 @@
-"""How far is the compressed sum from the true one? A wrapper around any method that finds out while training."""
+"""Measure the error of compressed sums during training: a wrapper around any method."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvd_compress.ops import Ops
 
 
 class MeasuredState(NamedTuple):
-    """What measuring keeps.
+    """State of measuring.
 
     Attributes:
         error: Sum over the steps of ``||total - sum_i g_i||^2``, a float64 scalar.

@@ -15,7 +15,7 @@ from hvd_compress.wrappers.error_feedback import check_retains, own
 
 
 class MomentumCorrectionState(NamedTuple):
-    """What momentum correction keeps.
+    """State of momentum correction.
 
     Attributes:
         velocity: u, the momentum of this rank; shape ``(bucket.numel,)``.
@@ -90,7 +90,7 @@ class MomentumCorrection(Wrapper):
 
 
 class MomentumState(NamedTuple):
-    """What momentum keeps.
+    """State of momentum.
 
     Attributes:
         velocity: The momentum of the sum; shape ``(bucket.numel,)``; equal on all ranks.

@@ -33,7 +33,7 @@ class Stage(NamedTuple):
 
 
 class ScheduleState(NamedTuple):
-    """What a schedule keeps.
+    """State of a schedule.
 
     Attributes:
         step: How many exchanges there were.
@@ -128,7 +128,7 @@ def _ramp(method: Method, warmup: int) -> Iterator[Method]:
 
 
 class PhasesState(NamedTuple):
-    """What phases keep.
+    """State of phases.
 
     Attributes:
         step: How many exchanges there were.
@@ -198,7 +198,7 @@ class Phases(Method):
 
 
 class DelayedState(NamedTuple):
-    """What the delayed exchange keeps.
+    """State of the delayed exchange.
 
     Attributes:
         step: How many exchanges there were.

@@ -39,7 +39,7 @@ class Pending(NamedTuple):
     read: Callable[[Any], Tensor]
 
     def done(self) -> bool:
-        """Whether the result is there."""
+        """Return whether the result has arrived."""
         return bool(hvd.poll(self.handle))
 
     def result(self) -> Tensor:
