@@ -42,7 +42,7 @@ def exchanges(bench: TorchBench) -> None:
 
 def models(bench: TorchBench) -> None:
     before = None
-    for model in ("linear", "resnet50", "many"):
+    for model in ("linear", "mlp", "resnet50", "many"):
         subject = bench.make(Entry("a", "none", horovod=True), "steps", model)
         before = [parameter.detach().numpy().copy() for parameter in subject.parameters]
         assert subject.step() > 0

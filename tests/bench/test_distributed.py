@@ -27,7 +27,7 @@ RUNNER = CliRunner(env={"COLUMNS": "160", "NO_COLOR": "1"})
 
 @pytest.mark.parametrize(
     ("model", "tensors", "numbers"),
-    [("linear", 18, 8_407_050), ("resnet50", 161, 25_557_032), ("many", 500, 1_024_000)],
+    [("linear", 18, 8_407_050), ("mlp", 240, 5_283_840), ("resnet50", 161, 25_557_032), ("many", 500, 1_024_000)],
 )
 def test_shapes(model: str, tensors: int, numbers: int) -> None:
     shapes = SHAPES[model]()

@@ -20,7 +20,7 @@ import tensorflow as tf
 from hvd_compress.keras import Compression
 from hvd_compress.stats import Stats
 from hvd_compress.tools.bench.distributed.measuring import measure
-from hvd_compress.tools.bench.distributed.shapes import CLASSES, DEPTH, WIDTH, many
+from hvd_compress.tools.bench.distributed.shapes import BLOCKS_OF_MLP, CLASSES, DEPTH, NARROW, WIDTH, many
 from hvd_compress.tools.bench.distributed.task import Entry, Task
 from hvd_compress.tools.ranks.keras import KerasRank
 
@@ -80,6 +80,16 @@ def linear(rng: np.random.Generator) -> Made:
     return model, _crossentropy(), (rng.standard_normal((BATCH, WIDTH), np.float32), rng.integers(CLASSES, size=BATCH))
 
 
+def mlp(rng: np.random.Generator) -> Made:
+    blocks = [
+        [tf.keras.layers.Dense(NARROW, use_bias=False), tf.keras.layers.LayerNormalization(), tf.keras.layers.ReLU()]
+        for _ in range(BLOCKS_OF_MLP)
+    ]
+    model = tf.keras.Sequential([layer for block in blocks for layer in block])
+    model.build((None, NARROW))
+    return model, _crossentropy(), (rng.standard_normal((BATCH, NARROW), np.float32), rng.integers(CLASSES, size=BATCH))
+
+
 def resnet50(rng: np.random.Generator) -> Made:
     """Keras' ResNet-50, whose convolutions have biases."""
     model = tf.keras.applications.ResNet50(weights=None, input_shape=(SIDE, SIDE, 3), classifier_activation=None)
@@ -114,6 +124,7 @@ def _matrices_layer() -> Any:
 
 MODELS: dict[str, Callable[[np.random.Generator], Made]] = {
     "linear": linear,
+    "mlp": mlp,
     "resnet50": resnet50,
     "many": matrices,
     "small": small,

@@ -11,6 +11,9 @@ from hvd_compress.core.bucket import Shape
 WIDTH, DEPTH, CLASSES = 1024, 8, 10
 """The model ``linear``."""
 
+NARROW, BLOCKS_OF_MLP = 256, 80
+"""The model ``mlp``."""
+
 BLOCKS = ((64, 3), (128, 4), (256, 6), (512, 3))
 """ResNet-50: the width of each stage, and how many blocks it has."""
 
@@ -22,6 +25,11 @@ def linear() -> list[Shape]:
     """Return eight linear layers of 1024 and a head: 8,407,050 parameters in 18 tensors."""
     widths = [WIDTH] * (DEPTH + 1) + [CLASSES]
     return [shape for i, o in pairwise(widths) for shape in ((o, i), (o,))]
+
+
+def mlp() -> list[Shape]:
+    """Return 80 linear layers of 256 without bias, each followed by a LayerNorm: 5,283,840 parameters, 240 tensors."""
+    return [(NARROW, NARROW), (NARROW,), (NARROW,)] * BLOCKS_OF_MLP
 
 
 def many() -> list[Shape]:
@@ -56,7 +64,7 @@ def _convolution(outputs: int, inputs: int, kernel: int) -> Iterator[Shape]:
     yield (outputs,)
 
 
-SHAPES = {"linear": linear, "resnet50": resnet50, "many": many}
+SHAPES = {"linear": linear, "mlp": mlp, "resnet50": resnet50, "many": many}
 
 
 def count(shapes: list[Shape]) -> int:

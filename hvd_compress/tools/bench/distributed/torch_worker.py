@@ -21,7 +21,7 @@ import torch
 from hvd_compress.core.bucket import Shape
 from hvd_compress.stats import Meter, Stats
 from hvd_compress.tools.bench.distributed.measuring import measure
-from hvd_compress.tools.bench.distributed.shapes import BLOCKS, CLASSES, SHAPES, WIDTH
+from hvd_compress.tools.bench.distributed.shapes import BLOCKS, CLASSES, NARROW, SHAPES, WIDTH
 from hvd_compress.tools.bench.distributed.task import Entry, Task
 from hvd_compress.tools.ranks.torch import TorchRank
 from hvd_compress.torch import Compression
@@ -185,6 +185,22 @@ def linear(rank: int) -> Callable[[Sequence[Tensor]], Tensor]:
     return loss
 
 
+def mlp(rank: int) -> Callable[[Sequence[Tensor]], Tensor]:
+    draw = torch.Generator().manual_seed(rank)
+    inputs = torch.randn(BATCH, NARROW, generator=draw)
+    labels = torch.randint(CLASSES, (BATCH,), generator=draw)
+    functional = torch.nn.functional
+
+    def loss(parameters: Sequence[Tensor]) -> Tensor:
+        x = inputs
+        for i in range(0, len(parameters), 3):
+            matrix, scale, shift = parameters[i : i + 3]
+            x = functional.layer_norm(functional.linear(x, matrix), (NARROW,), 1 + scale, shift).relu()
+        return functional.cross_entropy(x, labels)
+
+    return loss
+
+
 def resnet50(rank: int) -> Callable[[Sequence[Tensor]], Tensor]:
     draw = torch.Generator().manual_seed(rank)
     images = torch.randn(IMAGES, 3, SIDE, SIDE, generator=draw)
@@ -213,7 +229,11 @@ def resnet50(rank: int) -> Callable[[Sequence[Tensor]], Tensor]:
     return loss
 
 
-LOSSES: dict[str, Callable[[int], Callable[[Sequence[Tensor]], Tensor]]] = {"linear": linear, "resnet50": resnet50}
+LOSSES: dict[str, Callable[[int], Callable[[Sequence[Tensor]], Tensor]]] = {
+    "linear": linear,
+    "mlp": mlp,
+    "resnet50": resnet50,
+}
 
 
 if __name__ == "__main__":
