@@ -1,4 +1,4 @@
-"""Every command in the documents runs as it stands there, but on little data and for few steps."""
+"""Run every command of the documents, on little data and for few steps."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ SMALL = {
     ("plan", "validate"): ["--hosts", "2", "--rate", "1gbit", "--steps", "1", "--size", "4096", "--turns", "1"],
     ("vnmse",): ["--size", "4096", "--steps", "0"],
 }
-"""What makes a command short: options that are named twice have their last value."""
+"""Options that make a command short: the last value of an option counts."""
 
 
 def run_command(words: list[str], folder: Path) -> None:
-    """Run the command; its output is in the message if it fails."""
+    """Run a command; a failure shows its output."""
     program = Path(sys.executable).with_name("hvd-compress")
     found = subprocess.run([program, *words], cwd=folder, capture_output=True, text=True, timeout=600)
     assert found.returncode == 0, found.stdout + found.stderr
 
 
 def case(words: list[str]) -> Any:
-    """A command, with what it needs of the machine."""
+    """Return a command with its marker."""
     return pytest.param(words, marks=[pytest.mark.needs("hosts")] if "--hosts" in words else [], id=" ".join(words))
 
 
@@ -56,9 +56,9 @@ def test_the_study_of_boundaries_runs(tmp_path: Path) -> None:
     program, text = ROOT / "examples" / "pytorch" / "boundary_study.py", write_text(tmp_path / "text.txt")
     few = ["--data", str(write_images(tmp_path)), "--text", str(text), "--only", "minmax:bits=2", *FEW_IMAGES]
     command = [sys.executable, str(program), "study.json", *few]
-    told = [subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True) for _ in range(2)]
-    assert told[0].stdout == told[1].stdout and "| 2 bits |" in told[0].stdout
-    assert told[1].stderr == ""  # nothing is done again
+    runs = [subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True) for _ in range(2)]
+    assert runs[0].stdout == runs[1].stdout and "| 2 bits |" in runs[0].stdout
+    assert runs[1].stderr == ""  # the second run finds all results
 
 
 @pytest.mark.needs("hosts")
@@ -76,12 +76,12 @@ def test_pipelines_on_emulated_hosts_run(tmp_path: Path) -> None:
         "1",
         *few,
     ]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "| topk:ratio=0.1 | shared |" in told and "2 emulated hosts, 100mbit; 1 seeds." in told
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "| topk:ratio=0.1 | shared |" in printed and "2 emulated hosts, 100mbit; 1 seeds." in printed
 
 
 def fewer(words: list[str]) -> list[str]:
-    """A command with the last of its methods only; most comparisons with the baseline that they always have."""
+    """Return a command with only the last of its methods; most comparisons keep only the baseline."""
     specs = specs_of(words)
     if words[0] == "bench":
         return [word for word in words if word not in specs[:-1]]
@@ -91,6 +91,6 @@ def fewer(words: list[str]) -> list[str]:
 
 
 def own_task() -> Block:
-    """The task of one's own in the document on comparing."""
+    """Return the custom task in the document on comparing."""
     (block,) = (block for block in blocks("python") if "def build(setting: Setting)" in block.text)
     return block

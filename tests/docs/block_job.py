@@ -1,4 +1,4 @@
-"""One rank that runs the documents' blocks of Python, one after another, in a training that uses compression."""
+"""Run the documents' blocks of Python, in order, on one rank of a training with compression."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hvd_compress.torch import Compression
 
 
 def expect(value: object, written: str) -> None:
-    """Fails unless a value is what a document says."""
+    """Fail unless a value is the one in the document."""
     shown = f"{value:.{len(written.partition('.')[2])}f}" if isinstance(value, float) else repr(value)
     assert shown == written, f"{shown} is not {written}"
 
 
 def main(folder: str) -> None:
-    """Each block sees what those before it in its document have made, and what a training has."""
+    """Give each block the names of a training, and those that earlier blocks of its document have defined."""
     hvd.init()
     os.chdir(folder)
     torch.manual_seed(hvd.rank())
@@ -34,11 +34,11 @@ def main(folder: str) -> None:
     )
     scaler = torch.amp.GradScaler("cpu")
     names = {"Compression": Compression, "compression": compression, "model": model, "optimizer": optimizer}
-    told: dict[Path, dict[str, object]] = {}
+    scopes: dict[Path, dict[str, object]] = {}
     for block in blocks("python"):
         if starts_a_job(block):
             continue
-        seen = told.setdefault(
+        scope = scopes.setdefault(
             block.document, {**names, "expect": expect, "hvd": hvd, "np": np, "torch": torch, "scaler": scaler}
         )
         optimizer.zero_grad()
@@ -46,9 +46,9 @@ def main(folder: str) -> None:
         if ".backward()" not in block.text:
             loss.backward()
             optimizer.step()
-        seen["loss"] = loss
-        exec(compile(expecting(block.text), str(block), "exec"), seen)
-        hvd.allreduce(torch.zeros(1), name=str(block))  # what it has saved is there
+        scope["loss"] = loss
+        exec(compile(expecting(block.text), str(block), "exec"), scope)
+        hvd.allreduce(torch.zeros(1), name=str(block))  # wait until all ranks have saved
         print(f"{block} ran on rank {hvd.rank()}", flush=True)
 
 

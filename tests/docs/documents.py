@@ -1,4 +1,4 @@
-"""The project's documents, taken apart."""
+"""Parse the project's documents: blocks of code, commands, sections."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Block(NamedTuple):
     """A block of code.
 
     Attributes:
-        document: Where it stands.
-        line: Of its first line.
-        language: What it is written in.
-        text: Of the block.
+        document: The file that contains it.
+        line: The number of its first line.
+        language: The word after the opening fence.
+        text: The code.
     """
 
     document: Path
@@ -34,18 +34,18 @@ class Block(NamedTuple):
 
 
 def blocks(*languages: str) -> list[Block]:
-    """All blocks of code in some languages; all, if none is named."""
+    """Return all blocks of code in these languages, or in any if none is given."""
     found = [block for document in DOCUMENTS for block in _blocks(document)]
     return [block for block in found if not languages or block.language in languages]
 
 
 def starts_a_job(block: Block) -> bool:
-    """Whether a block of Python starts ranks of its own."""
+    """Return whether a block of Python starts a job of its own."""
     return "import ray" in block.text
 
 
 def expecting(text: str) -> str:
-    """A block that hands its expressions to ``expect``, with the value that is written beside each."""
+    """Return a block that passes each commented expression to ``expect``, with the value in its comment."""
     return RESULT.sub(r'expect(\1, "\2")  #', text)
 
 
@@ -55,18 +55,18 @@ def _blocks(document: Path) -> Iterator[Block]:
 
 
 def prose(document: Path) -> str:
-    """A document without its blocks of code."""
+    """Return a document without its blocks of code."""
     return re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
 def anchors(document: Path) -> set[str]:
-    """What links into a document can name, as GitHub makes them of headings."""
+    """Return the anchors of a document, as GitHub derives them from headings."""
     headings = re.findall(r"^#+ (.*)$", prose(document), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def commands() -> list[tuple[str, str]]:
-    """All commands, of blocks and of the text between them, with the place where they stand."""
+    """Return all commands, in blocks and in prose, with the place of each."""
     found = []
     for block in blocks("sh"):
         lines = block.text.replace("\\\n", " ").splitlines()
@@ -79,12 +79,12 @@ def commands() -> list[tuple[str, str]]:
 
 
 class Section(NamedTuple):
-    """What stands under a heading, without what stands under its subheadings.
+    """The text under a heading, without that under its subheadings.
 
     Attributes:
-        document: Where it stands.
-        headings: The headings above it and its own, the outermost first.
-        text: Of the section.
+        document: The file that contains it.
+        headings: The headings above it and its own, outermost first.
+        text: The text.
     """
 
     document: Path
@@ -93,7 +93,7 @@ class Section(NamedTuple):
 
 
 def sections(document: Path) -> list[Section]:
-    """Of a document, from top to bottom."""
+    """Return the sections of a document, from top to bottom."""
     found, above = [], list[str]()
     parts = re.split(r"^(#+ .*)$", document.read_text(), flags=re.MULTILINE)
     for heading, text in zip(parts[1::2], parts[2::2], strict=True):

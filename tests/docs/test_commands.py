@@ -1,4 +1,4 @@
-"""The commands in the documents: each can be read, those that launch a job are run, and what they name is there."""
+"""The commands in the documents: each parses, the jobs run, and the files that they name exist."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ OURS = re.compile(r"^(?:sudo )?(?:\.venv/bin/)?hvd-compress ")
 MINE = [shlex.split(command) for command in sorted({OURS.sub("", one) for one in COMMANDS if OURS.match(one)})]
 
 STAND_INS = {"SPEC...": "topk:ratio=0.01", "FILE": "out.json", "module:function": "mine:build"}
-"""What a reader puts in the place of these words."""
+"""Replacements for placeholders in commands."""
 
 
 def name_of(words: list[str]) -> tuple[str, ...]:
-    """The subcommand."""
+    """Return the subcommand."""
     return tuple(words[: 2 if words[0] == "bench" or words[:2] == ["plan", "validate"] else 1])
 
 
 @pytest.mark.parametrize("words", MINE, ids=" ".join)
-def test_commands_can_be_read(words: list[str]) -> None:
-    """All their options, and what these are set to. ``make commands`` runs them, which takes longer."""
+def test_commands_parse(words: list[str]) -> None:
+    """Parse all options and their values. ``make commands`` runs the commands, which takes longer."""
     command: Any = typer.main.get_command(complete().app)
     rest = [STAND_INS.get(word, word) for word in words]
     while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
@@ -45,7 +45,7 @@ def test_commands_can_be_read(words: list[str]) -> None:
 
 
 def specs_of(words: list[str]) -> list[str]:
-    """The methods that a command names."""
+    """Return the methods that a command names."""
     if words[0] == "bench":
         return list(itertools.takewhile(lambda word: not word.startswith("-"), words[2:]))
     return [spec for name, value in itertools.pairwise(words) if name == "--methods" for spec in split_specs(value)]
@@ -71,16 +71,16 @@ def test_extras_exist() -> None:
 
 JOBS = [one for one in COMMANDS if re.match(r"(?:horovodrun|mpirun) .*python ", one)]
 LAUNCHED = [one for one in JOBS if not any({*one.split()} < {*other.split()} for other in JOBS)]
-"""All jobs, but those of which another has every option."""
+"""All jobs, except those whose options are all in another."""
 
 ON_THIS_MACHINE = {
     r"-(np?) \d+": r"-\1 2",
     r"--(min|max)-np \d+": r"--\1-np 2",
     r"-H \S+": "-H localhost:2",
-    # While it knows of one host, an elastic job waits for a second one.
+    # With one host, an elastic job waits for a second one.
     r"--host-discovery": "--network-interfaces lo --host-discovery",
 }
-"""What makes a job for many machines one for this: patterns, and what stands in their place."""
+"""Patterns and replacements that turn a job for many machines into one for this machine."""
 
 
 FEW = ["--stages", "2", "--width", "8", "--batch", "8"]
@@ -88,14 +88,14 @@ SMALL = {
     "pipeline_cnn.py": [*FEW, "--epochs", "1", "--train", "32", "--test", "16", "--data", "."],
     "pipeline_gpt.py": [*FEW, "--steps", "2", "--layers", "2"],
 }
-"""What makes a job short; others have one epoch."""
+"""Options that make a job short; others run one epoch."""
 
 
 @pytest.mark.jobs
 @pytest.mark.long
 @pytest.mark.parametrize("command", LAUNCHED)
 def test_jobs_run(command: str, tmp_path: Path) -> None:
-    """With two ranks and for one epoch; ``train.py`` is the shortest example."""
+    """Run with two ranks for one epoch; ``train.py`` is the shortest example."""
     write_images(tmp_path)
     (tmp_path / "text.txt").write_text("A text. " * 1000)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -122,8 +122,8 @@ def test_there_are_no_other_commands_but_programs_of_the_project() -> None:
             assert python in (".venv/bin/python", "python") and (ROOT / program).exists(), command
 
 
-def test_commands_for_containers_name_what_is_there() -> None:
-    """They need an engine; images are built by hand."""
+def test_commands_for_containers_name_existing_files() -> None:
+    """Check the files only: running the commands needs a container engine."""
     named = [word for one in COMMANDS if one.startswith("docker ") for word in shlex.split(one) if "/" in word]
     files = {word.removeprefix("/opt/hvd_compress").lstrip("/") for word in named}
     assert {"docker/cpu.Dockerfile", "docker/gpu.Dockerfile", "docker/compose.yaml"} < files
@@ -131,7 +131,7 @@ def test_commands_for_containers_name_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu"])
-def test_images_are_made_of_what_is_there(name: str) -> None:
+def test_images_copy_existing_files(name: str) -> None:
     lines = (ROOT / "docker" / f"{name}.Dockerfile").read_text().splitlines()
     sources = [word for line in lines if re.match("COPY (?!--from)", line) for word in line.split()[1:-1]]
     carried = [line.lstrip("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]

@@ -13,7 +13,7 @@ from docs.documents import DOCUMENTS, ROOT, anchors, blocks, commands, prose, se
 from launching import horovodrun, run
 
 MEASURED = re.compile(r"\d (?:ms|s|MB|GB|kB|min)\b|\d\.\d+x?\b")
-"""A number that has been measured, as opposed to one that is set."""
+"""A measured number, as opposed to one that is set."""
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -42,18 +42,18 @@ def test_every_block_says_what_it_is() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_measured_numbers_have_their_commands(document: Path) -> None:
-    """In the section of a table with measurements, or in one above it, there is a command."""
-    told: dict[tuple[str, ...], bool] = {}
+    """A table with measurements has a command in its section, or in one above it."""
+    has_command: dict[tuple[str, ...], bool] = {}
     for section in sections(document):
         place = str(document.relative_to(ROOT))
-        told[section.headings] = any(
+        has_command[section.headings] = any(
             command in " ".join(section.text.split()) for command, at in commands() if place in at
         )
         text = re.sub(r"`[^`]*`", "", section.text)  # a number in code is set
         rows = [line for line in text.splitlines() if line.startswith("|")]
         if any(MEASURED.search(row) for row in rows):
             above = [section.headings[:depth] for depth in range(1, len(section.headings) + 1)]
-            assert any(told.get(headings) for headings in above), f"{place}: {' / '.join(section.headings)}"
+            assert any(has_command.get(headings) for headings in above), f"{place}: {' / '.join(section.headings)}"
 
 
 def test_blocks_of_yaml_can_be_read() -> None:
@@ -63,7 +63,7 @@ def test_blocks_of_yaml_can_be_read() -> None:
 
 @pytest.mark.jobs
 def test_every_block_of_python_runs(tmp_path: Path) -> None:
-    """In a job of two ranks."""
+    """Run all of them in a job of two ranks."""
     found = horovodrun(2, "mpi", Path(__file__).with_name("block_job.py"), tmp_path)
     for block in blocks("python"):
         if not starts_a_job(block):
@@ -72,7 +72,7 @@ def test_every_block_of_python_runs(tmp_path: Path) -> None:
 
 @pytest.mark.jobs
 def test_blocks_that_start_a_job_run(tmp_path: Path) -> None:
-    """What they print is what stands beside it."""
+    """Compare what they print with the comment."""
     for number, block in enumerate(filter(starts_a_job, blocks("python"))):
         program = tmp_path / f"{number}.py"
         program.write_text(block.text)
