@@ -23,6 +23,7 @@ class Group:
     world: World
 
     missing = LACKS
+    ordered = False
 
     @classmethod
     def of(cls, process_set: Any) -> Self:

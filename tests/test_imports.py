@@ -55,7 +55,7 @@ LAYERS = [
     ["pipeline.wire", "pipeline.traffic"],
     ["pipeline"],
     ["torch", "tensorflow", "mpi"],
-    ["keras", "tools.ranks"],
+    ["keras", "distributed", "tools.ranks"],
     ["tools.bench"],
     ["tools.compare", "tools.plan"],
     ["lab", "tools.compare.report"],
@@ -115,6 +115,7 @@ KNOWN = {
     "ops.tensorflow": {"tensorflow"},
     "kernels.cuda": {"torch"},
     "torch": TORCH,
+    "distributed": {"torch"},
     "tensorflow": KERAS,
     "keras": KERAS,
     "mpi": {"mpi4py"},
@@ -150,7 +151,7 @@ def test_only_some_know_a_framework(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", sorted(m for m in modules() if m.split(".")[0] in ("torch", "tensorflow", "keras", "mpi"))
+    "module", sorted(m for m in modules() if m.split(".")[0] in ("torch", "distributed", "tensorflow", "keras", "mpi"))
 )
 def test_adapters_know_no_method(module: str) -> None:
     """The maths of a method stands in its module alone: adapters see methods through their interface."""
@@ -179,6 +180,7 @@ def test_the_test_above_can_fail() -> None:
     ("adapter", "framework"),
     [
         ("torch", "torch"),
+        ("distributed", "torch"),
         ("tensorflow", "tensorflow"),
         ("keras", "tensorflow"),
         ("mpi", "mpi4py"),

@@ -52,7 +52,15 @@ class Transport(Protocol):
 
 
 class Renewable(Transport, Protocol):
-    """A transport whose ranks may change between steps."""
+    """A transport for the training of a model: of many buckets at a time, and of ranks that may change between steps.
+
+    Attributes:
+        ordered: Collectives are matched by the order in which the ranks start them, not by their names.
+    """
+
+    @property
+    def ordered(self) -> bool:
+        """Whether all ranks must start collectives in the same order."""
 
     def renewed(self) -> Self:
         """Return the transport of the ranks of now."""

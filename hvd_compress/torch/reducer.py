@@ -81,6 +81,7 @@ class Reducer:
         ballot: Makes the votes of a step of these ranks; told whether this rank wants to verify that all agree.
         label: A name that is the same on all ranks: part of the names of its collectives.
         replaces: The results are written to the gradients, and votes are reduced in place.
+        complete: Each step has the gradients of all members.
 
     Attributes:
         transport: Performs the collectives; another one after the ranks of an elastic job have changed.
@@ -100,6 +101,7 @@ class Reducer:
         ballot: Callable[[World, bool], Votes],
         label: str,
         replaces: bool = False,
+        complete: bool = False,
     ) -> None:
         self.label = label
         self.transport = transport
@@ -121,8 +123,11 @@ class Reducer:
         self._counted = self._verified = self.changed = False
         self._seen: set[int] = set()
         self._early: dict[int, Came] = {}
-        if agreement.elastic() or not replaces:  # a newcomer in an elastic job knows nothing of the first step
+        # A newcomer in an elastic job knows nothing of the first step.
+        if agreement.elastic() or not replaces or complete:
             self._buckets.begin()
+            if complete:
+                self._tune()
 
     def _tune(self) -> None:
         """Look for better buckets from now on, if new ones can take over all states."""
@@ -213,7 +218,7 @@ class Reducer:
         self._step = step
         if not (meets or self._due) and self.begun:
             step.release(self._buckets.layout)
-        if self._due:
+        if self._due and not self.transport.ordered:  # where the order counts, all ranks greet at the same time: later
             self._greet()
             at_end_of_backward(self.verify_soon)
         return step
@@ -324,8 +329,11 @@ class Reducer:
             self._due, self._counted = not agreement.elastic(), False
 
     def abort(self) -> None:
-        """Give up a step that has begun: drop what has come and keep the states of before."""
-        if self._step is not None and self._epoch == self.transport.epoch:
+        """Give up a step that has begun: drop what has come and keep the states of before.
+
+        Where the order of collectives counts, the ranks have given it up together, or the process group is lost.
+        """
+        if self._step is not None and self._epoch == self.transport.epoch and not self.transport.ordered:
             self._step.abort()
         self._drop()
 

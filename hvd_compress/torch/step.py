@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hvd_compress.core.transport import Transport
+from hvd_compress.core.transport import Renewable
 from hvd_compress.stats import Meter
 from hvd_compress.torch.backward import at_end_of_backward
 from hvd_compress.torch.bucket_exchange import BucketExchange
@@ -109,7 +109,7 @@ class Step:
     def __init__(
         self,
         votes: Votes,
-        transport: Transport,
+        transport: Renewable,
         prefix: str,
         meter: Meter,
         scale: float,
@@ -172,7 +172,7 @@ class Step:
         self._meter.gradient_bytes += grad.nbytes
         self._meter.bytes_sent += self.votes.nbytes
         self.waiting += 1
-        if self.waiting == self._expected and self._replaces and self._held is None:
+        if self.waiting == self._expected and self._replaces and self._held is None and not self._transport.ordered:
             at_end_of_backward(self.rest)
         self._meter.encode += self._meter.lap(lap)
         return carrier, entry
@@ -191,7 +191,7 @@ class Step:
         exchange = self._exchanges[place.owner]
         self._filling[exchange].append(entry)
         peak = exchange.put(place.position, entry.grad, self._scale, entry.frozen)
-        if self._running:
+        if self._running and not self._transport.ordered:
             self._push_on()
         if exchange.busy:
             self._running.append(exchange)
@@ -290,6 +290,8 @@ class Step:
         for exchange in self.exchanges:
             exchange.start()
         self._running = deque(exchange for exchange in self.exchanges if exchange.busy)
+        if self._transport.ordered:
+            self._take_turns()
         begin = time.monotonic()
         while self._unfinished():
             with self._meter.time("wait"):
@@ -299,6 +301,15 @@ class Step:
                 raise exchange.error
         if self._replaces:
             self._settle()
+
+    def _take_turns(self) -> None:
+        """Finish all exchanges round by round, so that all ranks start collectives in the same order."""
+        while self._running:
+            for exchange in self._running:
+                with self._meter.time("wait"):
+                    exchange.halt()
+                exchange.wait()
+            self._running = deque(exchange for exchange in self._running if exchange.busy)
 
     def _unfinished(self) -> bool:
         """Go on as far as possible without waiting; tell whether that is not the end."""

@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-import torch
 from horovod.torch.compression import Compressor
 from torch import Tensor
 
-from hvd_compress.api import Catalogue, Made
+from hvd_compress.api import Catalogue
 from hvd_compress.bucketing import Gradient, Merge
 from hvd_compress.checkpoint import agreement
-from hvd_compress.checkpoint.saving import Saving
-from hvd_compress.checkpoint.state_dict import Loaded, Saved, from_dict, to_dict
 from hvd_compress.core.collectives import World
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.spec import to_spec
-from hvd_compress.stats import Meter, Stats
 from hvd_compress.torch.backward import at_end_of_backward
 from hvd_compress.torch.buckets import Member, facts_of
+from hvd_compress.torch.compressor import ReducingCompressor
 from hvd_compress.torch.handshake import PATIENCE, Handshake, place_of
 from hvd_compress.torch.horovod import caller
 from hvd_compress.torch.horovod.carriers import CarrierPool, Carriers
-from hvd_compress.torch.horovod.passthrough import Passthrough
-from hvd_compress.torch.horovod.registry import Registry
+from hvd_compress.torch.horovod.registry import CallRegistry
 from hvd_compress.torch.horovod.transport import HorovodTransport
-from hvd_compress.torch.loss_scale import LossScale
-from hvd_compress.torch.reducer import Common, Reducer, Ticket
-from hvd_compress.wrappers.measure import vnmse
+from hvd_compress.torch.passthrough import Passthrough
+from hvd_compress.torch.reducer import Reducer, Ticket
 from hvd_compress.wrappers.router import Router
 
 
-class TorchCompressor(Saving, Made, Compressor):  # type: ignore[misc]  # Horovod is not typed
+class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # Horovod is not typed
     """Compresses the gradients of `hvd.DistributedOptimizer`; made by `Compression`.
 
     Direct calls, ``hvd.allreduce(tensor, name="x", compression=...)`` and ``hvd.grouped_allreduce``, keep a state of
@@ -47,35 +40,11 @@ class TorchCompressor(Saving, Made, Compressor):  # type: ignore[misc]  # Horovo
     """
 
     def __init__(self, method: Router, merge: Merge) -> None:
-        self.method = method
-        self.merge = merge
-        self._meter = Meter()
+        self._reducers = CallRegistry()
+        super().__init__(method, merge, self._reducers, caller.CURE)
         self._passthrough = Passthrough(method.core, self._meter)
-        self._reducers = Registry()
-        self._loaded = Loaded()
-        self._scale = LossScale()
-        self._lock = threading.Condition()  # autograd calls from a thread for each device
+        self._agreed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._warned = False
-
-    def __repr__(self) -> str:
-        return f"Compression.parse({to_spec(self.method)!r}, merge={self.merge!r})"
-
-    def follow(self, scaler: Any) -> None:
-        """Keep residuals in true units while a loss scaler changes its scale.
-
-        Without it, they are kept in the units of the gradients that Horovod gets: scaled ones. Call it once, before
-        training, and reduce gradients before they are unscaled: ``optimizer.synchronize()``, then
-        ``scaler.unscale_(optimizer)`` where gradients are clipped, then ``scaler.step(optimizer)`` within
-        ``optimizer.skip_synchronize()``. Methods that keep nothing need it not, and are as without it.
-
-        Args:
-            scaler: A ``torch.amp.GradScaler`` or another object with ``get_scale()``, or a function that gives the
-                scale. It is asked once in each step, when the first gradient has come.
-
-        Raises:
-            SpecError: If it is something else.
-        """
-        self._scale.follow(scaler)
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """Take in a gradient; called by Horovod.
@@ -100,13 +69,13 @@ class TorchCompressor(Saving, Made, Compressor):  # type: ignore[misc]  # Horovo
 
     def _compress_alone(self, call: caller.Call | caller.Direct | None, tensor: Tensor) -> tuple[Tensor, Any]:
         """Compress with a linear method, which waits for no other rank."""
-        if isinstance(call, caller.Call) and not self._reducers.agreed(call.optimizer):
+        if isinstance(call, caller.Call) and self._agreed.get(call.optimizer) != caller.incarnation():
             members = caller.parameters(call.optimizer)
             facts = agreement.describe(self.method, self.merge, facts_of(members))
             transport = HorovodTransport.of(caller.process_set(call.optimizer))
             self._passthrough.greet(Handshake(facts, place_of(name for name, _ in members), transport))
             at_end_of_backward(self._verify_soon)
-            self._reducers.note_agreement(call.optimizer)
+            self._agreed[call.optimizer] = caller.incarnation()
         return self._passthrough.compress(tensor)
 
     def _verify_soon(self) -> None:
@@ -175,20 +144,6 @@ class TorchCompressor(Saving, Made, Compressor):  # type: ignore[misc]  # Horovo
                 stacklevel=2,
             )
 
-    def discard(self) -> None:
-        """Take the last step back, if its reduced gradients are thrown away instead of applied.
-
-        What is kept between steps is then as if that step had not been. Call it on all ranks, after
-        ``optimizer.synchronize()`` and before the next ``backward()``, for example where a spike is skipped, or for the
-        critic's gradients of a generator's loss. It holds for all optimizers that use this compressor.
-
-        Raises:
-            UnsupportedError: If gradients have come that have not been reduced.
-        """
-        with self._lock:
-            for reducer in self._reducers:
-                reducer.discard()
-
     def _begin(self, optimizer: Any) -> Reducer:
         members, transport = caller.parameters(optimizer), HorovodTransport.of(caller.process_set(optimizer))
         if agreement.elastic() and caller.process_set(optimizer) is not caller.EVERYONE:
@@ -224,51 +179,10 @@ class TorchCompressor(Saving, Made, Compressor):  # type: ignore[misc]  # Horovo
     ) -> Reducer:
         pool = CarrierPool(len(members))
         ballot = lambda world, asking: Carriers(pool, full(world.size), world.size, asking)  # noqa: E731
-        common = Common(self.method, self.merge, self._meter, self._scale, self._lock, caller.CURE)
-        return Reducer(common, members, transport, ballot, label, replaces)
-
-    def _restored(self, reducer: Reducer) -> Reducer:
-        """Take over what was loaded before the reducer began."""
-        self._loaded.give({reducer.label: reducer})
-        return reducer
-
-    def stats(self) -> Stats:
-        """Bytes and time so far, on this rank, of all optimizers that use this compressor."""
-        states = [state for reducer in self._reducers for state in reducer.states()]
-        return self._meter.read(waits=not self.method.linear)._replace(vnmse=vnmse(states))
-
-    def state_dict(self) -> dict[str, Any]:
-        """What this rank would lose: residuals, warm starts, step counts.
-
-        Returns:
-            Tensors, numbers and strings in dicts, so that ``torch.load(..., weights_only=True)`` reads it. It belongs
-            to this rank: each rank saves a file of its own.
-        """
-        return to_dict(self._saved(), lambda leaf: torch.as_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; at once where the optimizer has made a step, else in its first step.
-
-        Args:
-            state: From `state_dict`, of the same rank.
-
-        Raises:
-            StateError: If it is not such a state, or of another method, rank, world size or model. Nothing is changed.
-        """
-        self._load([from_dict(state, lambda leaf: leaf.cpu().numpy() if isinstance(leaf, Tensor) else leaf)])
+        return Reducer(self._common, members, transport, ballot, label, replaces)
 
     def _world(self) -> World:
         return HorovodTransport.of(caller.EVERYONE).world
-
-    def _saved(self) -> Saved:
-        reducers = {one.label: one.saved() for one in self._reducers if one.begun}
-        return self._loaded.join(to_spec(self.method), self._world(), reducers)
-
-    def _load(self, saved: list[Saved]) -> None:
-        loaded = Loaded()
-        loaded.put(saved, to_spec(self.method))
-        loaded.give({reducer.label: reducer for reducer in self._reducers})
-        self._loaded = loaded
 
 
 Compression: Catalogue[TorchCompressor] = Catalogue(TorchCompressor)

@@ -1,0 +1,25 @@
+"""Gradient compression for `torch.distributed`: DistributedDataParallel over Gloo, NCCL or MPI.
+
+Use::
+
+    from hvd_compress.distributed import Compression
+
+    model = DistributedDataParallel(model)
+    compression = Compression.topk(ratio=0.01).register(model)
+"""
+
+from __future__ import annotations
+
+from hvd_compress.errors import MissingPackageError
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingPackageError(
+        f"hvd_compress.distributed needs PyTorch ({error}); install it with: pip install 'hvd-compress[torch]'"
+    ) from error
+del torch
+
+from hvd_compress.distributed.compression import Compression, DistributedCompressor, hook  # noqa: E402
+
+__all__ = ["Compression", "DistributedCompressor", "hook"]

@@ -1,0 +1,256 @@
+"""The compressor that DistributedDataParallel calls as its communication hook."""
+
+# No postponed annotations: DistributedDataParallel compares those of a hook.
+
+import weakref
+from typing import Any, NamedTuple, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket  # as torch.distributed exports it, but with a type
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from hvd_compress.api import Catalogue
+from hvd_compress.bucketing import Gradient, Merge
+from hvd_compress.checkpoint import agreement
+from hvd_compress.core.collectives import AllReduce, World
+from hvd_compress.distributed.transport import GroupTransport
+from hvd_compress.distributed.votes import GroupVotes
+from hvd_compress.errors import SpecError, UnsupportedError
+from hvd_compress.torch.buckets import Member, facts_of
+from hvd_compress.torch.compressor import ReducingCompressor
+from hvd_compress.torch.handshake import Handshake, place_of
+from hvd_compress.torch.passthrough import Passthrough
+from hvd_compress.torch.reducer import Reducer, Ticket
+from hvd_compress.torch.registry import Registry
+from hvd_compress.wrappers.router import Router
+
+_CURE = "wrap the model in a new DistributedDataParallel and register the same compression object with it"
+
+
+class _Waiting(NamedTuple):
+    """A bucket of DistributedDataParallel whose gradients are on their way."""
+
+    future: Future[Tensor]
+    buffer: Tensor
+
+
+class Registered:
+    """A model that a compressor is registered with: the state of its communication hook.
+
+    Args:
+        compressor: The compressor.
+        model: The model.
+        factor: By which sums over the ranks are multiplied.
+    """
+
+    def __init__(self, compressor: "DistributedCompressor", model: DistributedDataParallel, factor: float) -> None:
+        self.compressor = compressor
+        self.factor = factor
+        self.transport = GroupTransport.of(model.process_group)
+        self.sparse = _sparse(model.module)
+        self.members = [
+            Member(id(p), name, p)
+            for name, p in model.module.named_parameters()
+            if p.requires_grad and id(p) not in self.sparse and name not in model.parameters_to_ignore
+        ]
+        self.agreed = False
+        self.reducer: Reducer | None = None
+        self.taken: list[tuple[Tensor, Ticket]] = []
+        self.waiting: list[_Waiting] = []
+        self.model = weakref.ref(model)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Keep nothing in a pickled model: PyTorch drops its hooks, so a compressor is registered again."""
+        return {}
+
+    def check_join(self) -> None:
+        """Refuse a mean over the ranks that still have inputs: a hook is not told how many they are.
+
+        Raises:
+            UnsupportedError: If the model is within ``model.join(divide_by_initial_world_size=False)``.
+        """
+        model: Any = self.model()
+        if model is not None and model._join_config.enable and not model._divide_by_initial_world_size:
+            raise UnsupportedError(
+                "model.join(divide_by_initial_world_size=False) is not supported: PyTorch does not tell a communication"
+                " hook how many ranks have joined; leave divide_by_initial_world_size=True"
+            )
+
+
+def _sparse(module: nn.Module) -> set[int]:
+    """Return the keys of the parameters whose gradients are sparse, as DistributedDataParallel knows them."""
+    embeddings = (one for one in module.modules() if isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse)
+    return {id(parameter) for one in embeddings for parameter in one.parameters(recurse=False)}
+
+
+class DistributedCompressor(ReducingCompressor):
+    """Compresses the gradients of `torch.nn.parallel.DistributedDataParallel`; made by `Compression`.
+
+    Args:
+        method: What compresses.
+        merge: How gradients are put into buckets; see `hvd_compress.bucketing.plan`.
+    """
+
+    def __init__(self, method: Router, merge: Merge) -> None:
+        super().__init__(method, merge, Registry(lambda model: False, _CURE), _CURE)
+        self._passthrough = Passthrough(method.core, self._meter)
+
+    def register(self, model: DistributedDataParallel, op: str = "mean") -> Self:
+        """Compress the gradients of a model from its next backward pass on.
+
+        Args:
+            model: The wrapped model, before its first backward pass. Its process group is used.
+            op: What gradients become: ``"mean"`` over the ranks, as without a hook, or their ``"sum"``.
+
+        Returns:
+            This compressor.
+
+        Raises:
+            UnsupportedError: If it is not a ``DistributedDataParallel``, or one that calls hooks in another way.
+            SpecError: If ``op`` is something else.
+        """
+        state = self.registered(model, op)
+        model.register_comm_hook(state, hook)
+        return self
+
+    def registered(self, model: DistributedDataParallel, op: str = "mean") -> Registered:
+        """Return the state for ``model.register_comm_hook(state, hook)``, for frameworks that call it themselves.
+
+        Args:
+            model: See `register`.
+            op: See `register`.
+
+        Raises:
+            UnsupportedError: See `register`.
+            SpecError: See `register`.
+        """
+        _check(model, op)
+        return Registered(self, model, 1.0 if op == "sum" else 1.0 / model.process_group.size())
+
+    def reduce(self, registered: Registered, bucket: GradBucket) -> Future[Tensor]:
+        """Take in a bucket of a model's gradients; called by `hook`."""
+        with self._lock:
+            if self.method.linear:
+                whole = bucket.buffer()
+                return _sum_sparse(registered, whole) if whole.is_sparse else self._reduce_alone(registered, whole)
+            reducer = registered.reducer or self._begin(registered)
+            if bucket.index() == 0:
+                registered.check_join()
+                self._forget(registered, reducer)
+            future = self._add(registered, reducer, bucket)
+            if bucket.is_last():
+                self._finish(registered, reducer)
+            return future
+
+    @staticmethod
+    def _add(registered: Registered, reducer: Reducer, bucket: GradBucket) -> Future[Tensor]:
+        buffer = bucket.buffer()
+        if buffer.is_sparse:
+            return _sum_sparse(registered, buffer)
+        future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
+        registered.waiting.append(_Waiting(future, buffer))
+        for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            registered.taken.append(reducer.add(id(parameter), grad))
+        return future
+
+    @staticmethod
+    def _forget(registered: Registered, reducer: Reducer) -> None:
+        """Drop what is left of a step that an error has broken off."""
+        registered.taken, registered.waiting = [], []
+        if reducer.waiting:
+            reducer.abort()
+
+    @staticmethod
+    def _finish(registered: Registered, reducer: Reducer) -> None:
+        """Finish the step: all gradients have come."""
+        taken, registered.taken = registered.taken, []
+        for vote, ticket in taken:
+            reducer.take(vote, ticket)
+        waiting, registered.waiting = registered.waiting, []
+        for future, buffer in waiting:
+            future.set_result(buffer)
+
+    def _begin(self, registered: Registered) -> Reducer:
+        members, transport = registered.members, registered.transport
+        label = agreement.label([Gradient(member.name, (), "") for member in members])
+        reducer = Reducer(
+            self._common,
+            members,
+            transport,
+            lambda world, asking: GroupVotes(transport, registered.factor, asking, self._meter.count),
+            self._registry.label(label, {member.key for member in members}),
+            replaces=True,
+            complete=True,
+        )
+        self._registry.begin(registered.model(), reducer)
+        registered.reducer = reducer
+        return self._restored(reducer)
+
+    def _reduce_alone(self, registered: Registered, buffer: Tensor) -> Future[Tensor]:
+        """Compress with a linear method, whose one payload is a sum."""
+        if not registered.agreed:
+            self._agree(registered)
+        array, drive = self._passthrough.compress(buffer)
+        started = registered.transport.start(AllReduce(array, donate=True), "")
+
+        def finish(_: Any) -> Tensor:
+            with self._lock:
+                return buffer.copy_(self._passthrough.decompress(started.read(), drive)).mul_(registered.factor)
+
+        finished: Future[Tensor] = started.work.get_future().then(finish)
+        return finished
+
+    def _agree(self, registered: Registered) -> None:
+        """Verify that the ranks agree, as `Reducer` does in its first step."""
+        asks = AllReduce(torch.ones(1, dtype=torch.int64, device="cpu"))
+        registered.transport.start(asks, "").result()
+        facts = agreement.describe(self.method, self.merge, facts_of((m.name, m.tensor) for m in registered.members))
+        handshake = Handshake(facts, place_of(member.name for member in registered.members), registered.transport)
+        handshake.wait()
+        handshake.verify()
+        registered.agreed = True
+
+    def _world(self) -> World:
+        group = dist.group.WORLD
+        if group is None:
+            raise UnsupportedError("there is no process group yet: call torch.distributed.init_process_group() first")
+        return GroupTransport.of(group).world
+
+
+def _check(model: object, op: str) -> None:
+    if not isinstance(model, DistributedDataParallel):
+        raise UnsupportedError(
+            f"register({type(model).__name__}) is not supported: wrap the model in"
+            " torch.nn.parallel.DistributedDataParallel first"
+        )
+    if op not in ("mean", "sum"):
+        raise SpecError(f"op={op!r} is not known; allowed: 'mean', 'sum'")
+
+
+def hook(state: Registered, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Reduce a bucket of gradients: a communication hook for ``register_comm_hook(state, hook)``.
+
+    Args:
+        state: From `DistributedCompressor.registered`.
+        bucket: Of DistributedDataParallel.
+    """
+    if not isinstance(bucket, GradBucket):
+        raise UnsupportedError(
+            "torch._dynamo.config.optimize_ddp='python_reducer' is not supported: it hands gradients over one by one;"
+            " leave optimize_ddp=True"
+        )
+    return state.compressor.reduce(state, bucket)
+
+
+def _sum_sparse(registered: Registered, buffer: Tensor) -> Future[Tensor]:
+    """Sum a sparse gradient over the ranks without compression."""
+    work: Any = dist.all_reduce(buffer, group=registered.transport.group, async_op=True)
+    reduced: Future[Tensor] = work.get_future().then(lambda done: done.value()[0] * registered.factor)
+    return reduced
+
+
+Compression: Catalogue[DistributedCompressor] = Catalogue(DistributedCompressor)
+"""The methods: ``Compression.none``, ``.fp16``, ``.topk(ratio=0.01)``, ``.parse("topk:ratio=0.01")`` and so on."""

@@ -1,0 +1,112 @@
+"""Agreement of the ranks of a process group on each step, by a small collective at its beginning and one at its end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import Tensor
+
+from hvd_compress.core.collectives import AllReduce, Collective
+from hvd_compress.core.transport import Handle, Transport
+
+_NOTHING = torch.empty(0, device="cpu")
+
+
+class GroupVotes:
+    """The votes of one step.
+
+    As it begins, ranks tell whether they want to verify that all agree. Then no payload is started before all of them
+    know, so that collectives are in the same order on all ranks. As it ends, they tell which gradients are not finite.
+
+    Args:
+        transport: Performs the collectives.
+        scale: By which sums over the ranks are multiplied.
+        asking: This rank wants to verify that all ranks agree.
+        count: Called with each message.
+
+    Attributes:
+        nbytes: Zero: there is no vote for a single gradient.
+        lacking: False: a rank that is gone is an error of its process group.
+    """
+
+    nbytes = 0
+    lacking = False
+
+    def __init__(self, transport: Transport, scale: float, asking: bool, count: Callable[[Collective], None]) -> None:
+        self._transport = transport
+        self._scale = scale
+        self._count = count
+        self._peaks: list[float | Tensor] = []
+        self._asked = self._start(torch.tensor([int(asking)], device="cpu"), "sum")
+        self._any_bad: Handle | None = None
+
+    def _start(self, array: Tensor, op: str) -> Handle:
+        message = AllReduce(array, "sum" if op == "sum" else "max", donate=True)
+        self._count(message)
+        return self._transport.start(message, "")
+
+    def admits(self, message: Collective) -> bool:
+        """Whether a collective may be started: not before `check` where a rank wants to verify that all agree."""
+        return not self._asks()
+
+    def _asks(self) -> bool:
+        return bool(self._asked.result().item())
+
+    def give(self, peak: float | Tensor, call: Hashable = None) -> Tensor:
+        """Vote for a gradient; nothing travels yet."""
+        self._peaks.append(peak)
+        return _NOTHING
+
+    def check(self, carrier: Tensor, number: int) -> bool:
+        """Tell the other ranks whether all gradients of this one are finite; return whether a rank wants to verify."""
+        if asks := self._asks():
+            return asks  # ranks that differ do not meet here
+        self._vote()
+        return False
+
+    def _vote(self) -> Handle:
+        if self._any_bad is None:
+            self._any_bad = self._start(self._bad().any().int().reshape(1), "max")
+        return self._any_bad
+
+    def _bad(self) -> Tensor:
+        """Return which gradients of this rank are not finite."""
+        device = next((peak.device for peak in self._peaks if isinstance(peak, Tensor)), None)
+        return ~torch.stack(
+            [torch.as_tensor(peak, dtype=torch.float32, device=device) for peak in self._peaks]
+        ).isfinite()
+
+    def are_back(self) -> bool:
+        """Return True: `factors` waits."""
+        return True
+
+    @property
+    def under_way(self) -> int:
+        """Zero: nothing is to be polled."""
+        return 0
+
+    def first_factor(self) -> float:
+        """Return nan: it is not known before the end whether the step counts."""
+        return math.nan
+
+    def factor(self, carrier: Tensor) -> float:
+        """Return the factor of a sum; not of one gradient, as votes come back together."""
+        return self._scale
+
+    def factors(self) -> list[float]:
+        """Return by what to multiply the sums of all gradients; nan where a rank had one that is not finite."""
+        if not self._vote().result().item():
+            return [self._scale] * len(self._peaks)
+        bad = self._start(self._bad().int(), "max").result().tolist()
+        return [math.nan if one else self._scale for one in bad]
+
+    def assume(self) -> None:
+        """Take it that all ranks are there: they are."""
+
+    def settle(self, patience: float | None = None) -> None:
+        """Do nothing: votes need not be fetched."""
+
+    def abandon(self) -> None:
+        """Do nothing: votes have memory of their own."""

@@ -1,0 +1,345 @@
+"""DistributedDataParallel: equal to plain DDP where nothing is lost, equal to the Horovod adapter bit for bit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from catalogue import COMPOSED, SPECS
+from parallel.pytorch.training import EVEN, LOSSLESS, SIZE, Job, assert_ranks_equal, batch, everyone, make_model
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hvd_compress.torch
+from hvd_compress.distributed import Compression, DistributedCompressor, hook
+from hvd_compress.errors import DisagreementError, SpecError, UnsupportedError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    place = hvd.broadcast_object(str(tmp_path_factory.mktemp("group") / "store"))
+    patience = timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=f"file://{place}", rank=hvd.rank(), world_size=SIZE, timeout=patience)
+    yield
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+class Unused(nn.Module):
+    """A model of which a layer is never used, and another one only in every second step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(32, 16), nn.Linear(16, 10)
+        self.never, self.sometimes = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        x = self.first(x).relu()
+        return self.last(self.sometimes(x) if self.calls % 2 else x)  # type: ignore[no-any-return]
+
+
+class Mixed(nn.Module):
+    """A model of two precisions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(32, 40), nn.Linear(40, 10).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).relu().double())  # type: ignore[no-any-return]
+
+
+MODES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
+    "plain": (make_model, {}),
+    "bucket views": (make_model, {"gradient_as_bucket_view": True}),
+    "many buckets": (make_model, {"bucket_cap_mb": 0.005}),
+    "static graph": (make_model, {"static_graph": True}),
+    "unused parameters": (Unused, {"find_unused_parameters": True}),
+    "two precisions": (Mixed, {}),
+}
+
+
+def train(
+    compression: DistributedCompressor | str | None,
+    steps: range = range(6),
+    model: nn.Module | None = None,
+    accumulate: bool = False,
+    **options: Any,
+) -> nn.Module:
+    """Train with DDP; return the model."""
+    model = make_model() if model is None else model
+    wrapped = DistributedDataParallel(model, **options)
+    if compression is not None:
+        made = Compression.parse(compression, merge=2) if isinstance(compression, str) else compression
+        made.register(wrapped)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in steps:
+        if accumulate:
+            with wrapped.no_sync():
+                loss_of(wrapped, step + 100).backward()  # type: ignore[no-untyped-call]
+        loss_of(wrapped, step).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def loss_of(model: nn.Module, step: int) -> Tensor:
+    x, y = batch(step)
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten().double() for p in model.parameters()])
+
+
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return make()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("spec", ["none", *LOSSLESS])
+def test_lossless_equals_plain_ddp(mode: str, spec: str) -> None:
+    make, options = MODES[mode]
+    plain = train(None, model=seeded(make), **options)
+    ours = train(spec, model=seeded(make), **options)
+    torch.testing.assert_close(weights(ours), weights(plain), rtol=1e-4, atol=1e-5)
+    assert_ranks_equal(weights(ours))
+
+
+@pytest.mark.parametrize("spec", ["none", "topk:ratio=1.0"])
+def test_accumulation_without_sync_equals_plain_ddp(spec: str) -> None:
+    plain, ours = train(None, accumulate=True), train(spec, accumulate=True)
+    torch.testing.assert_close(weights(ours), weights(plain), rtol=1e-4, atol=1e-5)
+
+
+def test_ranks_with_fewer_batches_join() -> None:
+    def run(spec: str | None) -> Tensor:
+        model = make_model()
+        wrapped = DistributedDataParallel(model)
+        if spec:
+            Compression.parse(spec).register(wrapped)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with wrapped.join():
+            for step in range(3 + hvd.rank()):
+                loss_of(wrapped, step).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                optimizer.zero_grad()
+        return weights(model)
+
+    plain = run(None)
+    for spec in ("none", "topk:ratio=1.0"):
+        torch.testing.assert_close(run(spec), plain, rtol=1e-4, atol=1e-5)
+
+
+def test_the_mean_over_ranks_that_have_not_joined_is_refused() -> None:
+    wrapped = DistributedDataParallel(
+        make_model(), process_group=dist.new_group([hvd.rank()], use_local_synchronization=True)
+    )
+    Compression.topk(ratio=0.5).register(wrapped)
+    with (
+        pytest.raises(UnsupportedError, match="divide_by_initial_world_size"),
+        wrapped.join(divide_by_initial_world_size=False),
+    ):
+        loss_of(wrapped, 0).backward()  # type: ignore[no-untyped-call]
+
+
+def test_sparse_gradients_are_summed_as_they_are() -> None:
+    def run(spec: str | None) -> Tensor:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Embedding(20, 8, sparse=True), nn.Flatten(), nn.Linear(24, 4))
+        wrapped = DistributedDataParallel(model)
+        if spec:
+            Compression.parse(spec).register(wrapped)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            generator = torch.Generator().manual_seed(10 * step + hvd.rank())
+            wrapped(torch.randint(20, (6, 3), generator=generator)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return weights(model)
+
+    torch.testing.assert_close(run("topk:ratio=1.0"), run(None), rtol=1e-4, atol=1e-5)
+
+
+GATHERED = ["topk:ratio=0.1,min_size=0", "efsignsgd:min_size=0", "qsgd:twoway=on,min_size=0"]
+"""With three ranks, Horovod and PyTorch add up floats in other orders, so that sums differ in the last bits."""
+
+
+@pytest.mark.parametrize("spec", [*SPECS, *COMPOSED] if SIZE == 2 else GATHERED)
+def test_equal_to_the_horovod_adapter_bit_for_bit(spec: str) -> None:
+    """The same gradients on each rank: means and states are the same bits."""
+    shapes = {"first": (48, 40), "second": (8, 6, 5, 5), "bias": (10,)}
+    ours = {name: nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
+    theirs = {name: nn.Parameter(torch.zeros(shape)) for name, shape in shapes.items()}
+    model = Sum(theirs)
+    wrapped = DistributedDataParallel(model)
+    by_ddp = Compression.parse(COMPOSED.get(spec, spec)).register(wrapped)
+    by_horovod = hvd_compress.torch.Compression.parse(COMPOSED.get(spec, spec))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(ours.values(), lr=0.1), named_parameters=ours.items(), compression=by_horovod
+    )
+    for step in range(3):
+        rng = np.random.default_rng((step, hvd.rank()))
+        grads = [torch.from_numpy(rng.standard_normal(shape).astype(np.float32)) for shape in shapes.values()]
+        torch.stack([(p * g).sum() for p, g in zip(ours.values(), grads, strict=True)]).sum().backward()  # type: ignore[no-untyped-call]
+        optimizer.synchronize()
+        wrapped(grads).backward()
+        for mine, other in zip(ours.values(), theirs.values(), strict=True):
+            assert mine.grad is not None and other.grad is not None
+            assert torch.equal(mine.grad, other.grad) or (spec == "fp16" and SIZE > 2), (spec, step)
+            mine.grad = other.grad = None
+    assert_same_states(by_horovod.state_dict(), by_ddp.state_dict())
+
+
+class Sum(nn.Module):
+    """A model whose gradients are its inputs."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
+        super().__init__()
+        for name, parameter in parameters.items():
+            self.register_parameter(name, parameter)
+
+    def forward(self, grads: list[Tensor]) -> Tensor:
+        return torch.stack([(p * g).sum() for p, g in zip(self.parameters(), grads, strict=True)]).sum()
+
+
+def assert_same_states(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one["sessions"].keys() == other["sessions"].keys()
+    for label, session in one["sessions"].items():
+        buckets = other["sessions"][label]["buckets"]
+        for key, leaves in session["buckets"].items():
+            assert leaves.keys() == buckets[key].keys()
+            for path, leaf in leaves.items():
+                assert torch.equal(torch.as_tensor(leaf), torch.as_tensor(buckets[key][path])), (key, path)
+
+
+@pytest.mark.parametrize(
+    "spec", ["topk:ratio=0.1,min_size=0", "powersgd:rank=2,min_size=0", "qsgd:twoway=on,min_size=0"]
+)
+def test_ranks_stay_equal_over_fifty_steps(spec: str) -> None:
+    assert_ranks_equal(weights(train(spec, range(50))))
+
+
+@pytest.mark.parametrize("spec", ["none", "topk:ratio=0.5,min_size=0", "powersgd:rank=2,min_size=0"])
+def test_a_gradient_that_is_not_finite_is_seen_by_all_and_leaves_no_trace(spec: str) -> None:
+    model = make_model()
+    wrapped = DistributedDataParallel(model)
+    compression = Compression.parse(spec, merge=2).register(wrapped)
+    loss_of(wrapped, 0).backward()  # type: ignore[no-untyped-call]
+    before = copy.deepcopy(compression.state_dict())
+    loss = loss_of(wrapped, 1)
+    (loss * (float("nan") if hvd.rank() == SIZE - 1 else 1.0)).backward()  # type: ignore[no-untyped-call]
+    assert not all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+    after = compression.state_dict()
+    for label, session in before["sessions"].items():
+        for key, leaves in session["buckets"].items():
+            for path, leaf in leaves.items():
+                assert torch.equal(
+                    torch.as_tensor(leaf), torch.as_tensor(after["sessions"][label]["buckets"][key][path])
+                )
+    model.zero_grad()
+    loss_of(wrapped, 2).backward()  # type: ignore[no-untyped-call]
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("specs", ["topk topk:ratio=0.02", "topk powersgd", "none topk", "fp16 none"])
+def test_ranks_that_differ_get_the_same_error(specs: str) -> None:
+    wrapped = DistributedDataParallel(make_model())
+    Compression.parse(specs.split()[hvd.rank() > 0]).register(wrapped)
+    with pytest.raises(DisagreementError, match="disagree on the method") as caught:
+        loss_of(wrapped, 0).backward()  # type: ignore[no-untyped-call]
+    assert len(set(everyone(str(caught.value)))) == 1
+
+
+def test_a_state_that_one_rank_alone_restores_is_an_error_on_all() -> None:
+    wrapped = DistributedDataParallel(make_model())
+    compression = Compression.topk(ratio=0.5, min_size=0, merge=2).register(wrapped)
+    loss_of(wrapped, 0).backward()  # type: ignore[no-untyped-call]
+    state = compression.state_dict()
+    loss_of(wrapped, 1).backward()  # type: ignore[no-untyped-call]
+    if hvd.rank() == 0:
+        compression.load_state_dict(state)
+    with pytest.raises(DisagreementError, match="restored state"):
+        loss_of(wrapped, 2).backward()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(
+    "spec", ["topk:ratio=0.1,min_size=0", "powersgd:rank=2,min_size=0", "dgc:ratio=0.1,min_size=0"]
+)
+def test_a_job_moves_from_horovod_to_ddp_and_back(spec: str, tmp_path: Path) -> None:
+    folder = Path(hvd.broadcast_object(str(tmp_path)))
+    straight = Job(spec, momentum=0.0).run(range(9))
+    first = Job(spec, momentum=0.0).run(range(3))
+    first.compression.save(folder / "horovod")
+    hvd.barrier()
+    second = Compression.parse(spec, merge=2)
+    second.load(folder / "horovod")
+    model = copy.deepcopy(first.model)
+    wrapped = DistributedDataParallel(model)
+    second.register(wrapped)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3, 6):
+        loss_of(wrapped, step).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+    second.save(folder / "ddp")
+    hvd.barrier()
+    third = Job(spec, model=make_model(), momentum=0.0)
+    third.compression.load(folder / "ddp")
+    third.model.load_state_dict(model.state_dict())
+    moved = third.run(range(6, 9)).weights
+    assert torch.equal(moved, straight.weights) if SIZE == 2 else torch.allclose(moved, straight.weights, atol=1e-6)
+
+
+def test_models_share_a_compressor_and_process_groups_train_apart() -> None:
+    group = dist.new_group(list(range(0, SIZE, 2)))
+    compression = Compression.parse("topk:ratio=1.0", merge=2)
+    both = [train(compression, model=make_model()) for _ in range(2)]
+    assert torch.equal(weights(both[0]), weights(both[1]))
+    assert len(compression.state_dict()["sessions"]) == 2
+    if hvd.rank() % 2 == 0:
+        plain = train(None, process_group=group)
+        ours = train("topk:ratio=1.0", process_group=group)
+        torch.testing.assert_close(weights(ours), weights(plain), rtol=1e-4, atol=1e-5)
+        assert_ranks_equal(weights(ours), EVEN)
+
+
+def test_a_sum_is_size_times_the_mean() -> None:
+    def gradient(op: str) -> Tensor:
+        wrapped = DistributedDataParallel(make_model())
+        state = Compression.topk(ratio=1.0).registered(wrapped, op)
+        wrapped.register_comm_hook(state, hook)  # as frameworks do it
+        loss_of(wrapped, 0).backward()  # type: ignore[no-untyped-call]
+        return torch.cat([p.grad.flatten() for p in wrapped.parameters() if p.grad is not None])
+
+    torch.testing.assert_close(gradient("sum"), SIZE * gradient("mean"))
+
+
+def test_a_loss_scale_does_not_change_residuals() -> None:
+    def run(scale: float) -> dict[str, Any]:
+        wrapped = DistributedDataParallel(make_model())
+        compression = Compression.parse("topk:ratio=0.1,min_size=0", merge=2).register(wrapped)
+        compression.follow(lambda: scale)
+        (loss_of(wrapped, 0) * scale).backward()  # type: ignore[no-untyped-call]
+        return compression.state_dict()
+
+    assert_same_states(run(1.0), run(1024.0))
+
+
+def test_other_models_and_operations_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="DistributedDataParallel first"):
+        Compression.topk(ratio=0.1).register(make_model())  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="'mean', 'sum'"):
+        Compression.topk(ratio=0.1).register(DistributedDataParallel(make_model()), op="average")
