@@ -76,7 +76,7 @@ def test_warmup_is_that_of_the_dgc_paper() -> None:
         ("topk:ratio=", "cannot read 'ratio='"),
         ("topk:", "cannot read ''"),
         ("topk:ratio=0.1,,", "cannot read ''"),
-        ("topk:ratio=0.1,ratio=0.2", "ratio stands twice"),
+        ("topk:ratio=0.1,ratio=0.2", "ratio is given twice"),
         ("topk:merge=at:12,40", "merge is not part of a spec such as 'topk:merge=at:12,40'"),
         ("topk:name=3", "unknown parameter 'name' of topk"),
         ("topk:values=fp8", "values='fp8' is not allowed: values must be 'fp32' or 'fp16'"),

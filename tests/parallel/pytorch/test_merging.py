@@ -144,7 +144,7 @@ def test_the_search_loses_nothing(
     assert cuts_of(job) == (1, 3) and len(set(partitions)) > 3
     said = everyone([record.getMessage() for record in caplog.records if record.name == "hvd_compress"])
     assert [len(messages) for messages in said] == [1] + [0] * (hvd.size() - 1)
-    assert f"has settled on merge='at:1,3' after {ENOUGH} steps" in said[0][0]
+    assert f"chose merge='at:1,3' after {ENOUGH} steps" in said[0][0]
 
     folder = Path(everyone(str(tmp_path_factory.mktemp("saved")))[0])
     job.compression.save(folder)
