@@ -93,7 +93,7 @@ def test_nothing_of_it_is_left() -> None:
 
 
 def test_a_name_is_taken_once() -> None:
-    with pytest.raises(SpecError, match=r"the name 'topk' is that of hvd_compress.methods.topk.TopK"):
+    with pytest.raises(SpecError, match=r"the name 'topk' is taken by hvd_compress.methods.topk.TopK"):
         register(type("Other", (REGISTRY["topk"],), {"__dataclass_params__": True}))
     with pytest.raises(SpecError, match="@register stands above @dataclass"):
         register(type("Bare", (REGISTRY["topk"],), {"name": "bare"}))
