@@ -226,8 +226,8 @@ def test_dense_tensors_get_their_momentum_too() -> None:
         ("topk:decay=0", "decay=0.0 is not allowed"),
         ("topk:lowpass=2", "lowpass=2.0 is not allowed"),
         ("topk:momentum=0.9,clip_norm=-1", "clip_norm=-1.0 is not allowed"),
-        ("signsgd:feedback=ef21", "feedback=ef21 is not possible"),
-        ("signsgd:momentum=0.9,feedback=on", "feedback=on is not possible"),
+        ("signsgd:feedback=ef21", "feedback=ef21 is not supported"),
+        ("signsgd:momentum=0.9,feedback=on", "feedback=on is not supported"),
     ],
 )
 def test_memories_that_cannot_be(spec: str, message: str) -> None:

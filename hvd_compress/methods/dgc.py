@@ -38,7 +38,7 @@ class DGC(Sparse):
 
     Args:
         ratio: Share of the coordinates that are sent, in (0, 1].
-        sample: Share of the coordinates in the sample, in (0, 1]; raised until at least 2 of the k are expected in it.
+        sample: Share of the coordinates in the sample, in (0, 1]; raised until 2 of the k are expected in it.
         seed: Random seed of the sample's start.
         values: ``"fp32"``, or ``"fp16"`` to send values in 16 bits.
     """
