@@ -50,7 +50,7 @@ def test_a_save_that_was_broken_off_is_skipped(folder: Path, caplog: pytest.LogC
     job = broken_off(folder)
     with caplog.at_level(logging.WARNING, "hvd_compress"):
         job.compression.load(folder)
-    assert "skipped save 2" in caplog.text and "going on from save 1" in caplog.text
+    assert "skipped save 2" in caplog.text and "resuming from save 1" in caplog.text
     job.run(range(2, 6))
     assert_ranks_equal(job.weights)
     assert torch.equal(job.weights, whole.weights)
