@@ -99,10 +99,7 @@ def test_dicts_that_lack_something(gone: str) -> None:
 def test_what_was_loaded_waits_for_its_session() -> None:
     loaded = Loaded()
     assert loaded.find("m", new(4), World(1, 4)) is None
-    with pytest.raises(
-        StateError,
-        match="this state belongs to 'onebit', but the compressor is 'topk': resume with the method 'onebit'",
-    ):
+    with pytest.raises(StateError, match="'onebit', but the compressor is 'topk': resume with the method 'onebit'"):
         loaded.put([trained(1, 4)], "topk")
     loaded.put([trained(1, 4)], "onebit")
     assert list(loaded.join("onebit", World(1, 4), {}).sessions) == ["m"]

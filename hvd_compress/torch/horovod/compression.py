@@ -1,7 +1,8 @@
-"""The compressor that Horovod's PyTorch side calls."""
+"""Compressor for `horovod.torch`."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -34,16 +35,18 @@ from hvd_compress.torch.reducer import Common, Reducer, Ticket
 from hvd_compress.wrappers.measure import vnmse
 from hvd_compress.wrappers.router import Router
 
+_LOG = logging.getLogger("hvd_compress")
+
 
 class TorchCompressor(Saving, Made, Compressor):  # type: ignore[misc]  # Horovod is not typed
-    """Compresses the gradients of `hvd.DistributedOptimizer`; made by `Compression`.
+    """Gradient compressor for `hvd.DistributedOptimizer`; `Compression` creates it.
 
-    Direct calls, ``hvd.allreduce(tensor, name="x", compression=...)`` and ``hvd.grouped_allreduce``, keep a state of
-    their own for each name.
+    Direct calls, ``hvd.allreduce(tensor, name="x", compression=...)`` and ``hvd.grouped_allreduce``, have a separate
+    state for each name.
 
     Args:
-        method: What compresses.
-        merge: How gradients are put into buckets; see `hvd_compress.bucketing.plan`.
+        method: The method, as a router.
+        merge: Assignment of gradients to buckets; see `hvd_compress.bucketing.plan`.
     """
 
     def __init__(self, method: Router, merge: Merge) -> None:
@@ -54,37 +57,37 @@ class TorchCompressor(Saving, Made, Compressor):  # type: ignore[misc]  # Horovo
         self._reducers = Registry()
         self._loaded = Loaded()
         self._scale = LossScale()
-        self._lock = threading.Condition()  # autograd calls from a thread for each device
-        self._warned = False
+        self._lock = threading.Condition()  # autograd has one thread per device
+        self._warned = self._met_sparse = False
 
     def __repr__(self) -> str:
         return f"Compression.parse({to_spec(self.method)!r}, merge={self.merge!r})"
 
     def follow(self, scaler: Any) -> None:
-        """Keep residuals in true units while a loss scaler changes its scale.
+        """Keep residuals in unscaled units while a loss scaler changes its scale.
 
-        Without it, they are kept in the units of the gradients that Horovod gets: scaled ones. Call it once, before
-        training, and reduce gradients before they are unscaled: ``optimizer.synchronize()``, then
-        ``scaler.unscale_(optimizer)`` where gradients are clipped, then ``scaler.step(optimizer)`` within
-        ``optimizer.skip_synchronize()``. Methods that keep nothing need it not, and are as without it.
+        Without it, residuals are in units of the scaled gradients. Call it once before training, and reduce gradients
+        before they are unscaled: ``optimizer.synchronize()``, then ``scaler.unscale_(optimizer)`` if you clip
+        gradients, then ``scaler.step(optimizer)`` within ``optimizer.skip_synchronize()``. Stateless methods do not
+        need it.
 
         Args:
-            scaler: A ``torch.amp.GradScaler`` or another object with ``get_scale()``, or a function that gives the
-                scale. It is asked once in each step, when the first gradient has come.
+            scaler: A ``torch.amp.GradScaler`` or another object with ``get_scale()``, or a function that returns the
+                scale. It is read once per step, with the first gradient.
 
         Raises:
-            SpecError: If it is something else.
+            SpecError: If it is neither.
         """
         self._scale.follow(scaler)
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Take in a gradient; called by Horovod.
+        """Compress a gradient; called by Horovod.
 
         Args:
             tensor: The gradient.
 
         Returns:
-            What Horovod is to allreduce, and what it has to give back to `decompress`.
+            The tensor that Horovod is to allreduce, and the context for `decompress`.
         """
         call = caller.find(tensor)
         with self._lock:
@@ -99,7 +102,7 @@ class TorchCompressor(Saving, Made, Compressor):  # type: ignore[misc]  # Horovo
             return self._compress_of(call, reducer or self._begin(call.optimizer), tensor)
 
     def _compress_alone(self, call: caller.Call | caller.Direct | None, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Compress with a linear method, which waits for no other rank."""
+        """Compress with a linear method, without waiting for other ranks."""
         if isinstance(call, caller.Call) and not self._reducers.agreed(call.optimizer):
             members = caller.parameters(call.optimizer)
             facts = agreement.describe(self.method, self.merge, facts_of(members))
@@ -127,7 +130,7 @@ class TorchCompressor(Saving, Made, Compressor):  # type: ignore[misc]  # Horovo
         reducer = self._reducers.of_call(call.key)
         if reducer is None:
             reducer = self._begin_direct(call)
-        position = reducer.waiting  # Horovod adds them in order, then takes them all
+        position = reducer.waiting  # Horovod compresses all tensors in order before it decompresses any
         if position and (position == len(call.tensors) or call.tensors[position] is not tensor):
             reducer.abort()
             position = 0
@@ -137,11 +140,11 @@ class TorchCompressor(Saving, Made, Compressor):  # type: ignore[misc]  # Horovo
         return taken
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
-        """Give out a result; called by Horovod.
+        """Return a reduced gradient; called by Horovod.
 
         Args:
-            tensor: What Horovod made of the tensor that `compress` returned.
-            ctx: What `compress` returned with it; None for a sparse gradient, which is none of ours.
+            tensor: The tensor from `compress`, reduced by Horovod.
+            ctx: The context from `compress`; None for a sparse gradient, which Horovod reduces itself.
 
         Returns:
             The reduced gradient.
@@ -149,10 +152,27 @@ class TorchCompressor(Saving, Made, Compressor):  # type: ignore[misc]  # Horovo
         with self._lock:
             if isinstance(ctx, Ticket):
                 return self._take(tensor, ctx)
-            return tensor if ctx is None else self._passthrough.decompress(tensor, ctx)
+            return self._count_sparse(tensor) if ctx is None else self._passthrough.decompress(tensor, ctx)
+
+    def _count_sparse(self, gathered: Tensor) -> Tensor:
+        """Count a sparse gradient, by its mean over the ranks, and log once that Horovod sends it uncompressed."""
+        reducers = (reducer.world.size for reducer in self._reducers)
+        nbytes = (gathered._indices().nbytes + gathered._values().nbytes) // next(reducers, self._world().size)
+        self._meter.gradient_bytes += nbytes
+        self._meter.bytes_sent += nbytes
+        if not (self._met_sparse or self.method.linear) and self._world().rank == 0:
+            _LOG.warning(
+                "a sparse gradient of shape %s is not compressed, as Horovod gathers sparse gradients itself (%d bytes"
+                " per rank in this step): to compress it, pass sparse_as_dense=True to hvd.DistributedOptimizer, or"
+                " make the Embedding with sparse=False",
+                tuple(gathered.shape),
+                nbytes,
+            )
+        self._met_sparse = True
+        return gathered
 
     def _take(self, carrier: Tensor, ticket: Ticket) -> Tensor:
-        """Give out the result of a gradient."""
+        """Return the result of a gradient."""
         reducer = ticket.reducer
         if not ticket.step.completed:
             try:
@@ -165,25 +185,25 @@ class TorchCompressor(Saving, Made, Compressor):  # type: ignore[misc]  # Horovo
         return result
 
     def _warn_of_changes(self, reducer: Reducer) -> None:
-        """Say once that gradients were changed at a time at which that has no effect, or only by chance."""
+        """Warn once if gradients were changed between backward and their reduction."""
         if reducer.changed and not self._warned:
             self._warned = True
             warnings.warn(
-                "gradients were changed between backward() and synchronize(), before they were reduced, and the change"
+                "gradients were changed between backward() and synchronize(), before they were reduced, so the change"
                 " is lost: call optimizer.synchronize() first, then change them (clip, unscale), then"
                 " 'with optimizer.skip_synchronize(): optimizer.step()'",
                 stacklevel=2,
             )
 
     def discard(self) -> None:
-        """Take the last step back, if its reduced gradients are thrown away instead of applied.
+        """Undo the last step, if its reduced gradients are discarded instead of applied.
 
-        What is kept between steps is then as if that step had not been. Call it on all ranks, after
-        ``optimizer.synchronize()`` and before the next ``backward()``, for example where a spike is skipped, or for the
-        critic's gradients of a generator's loss. It holds for all optimizers that use this compressor.
+        It restores residuals and all other state from before the step. Call it on all ranks, after
+        ``optimizer.synchronize()`` and before the next ``backward()``, for example if you skip a loss spike, or for the
+        critic's gradients of a generator's loss. It applies to all optimizers that use this compressor.
 
         Raises:
-            UnsupportedError: If gradients have come that have not been reduced.
+            UnsupportedError: If gradients of the current step have not been reduced yet.
         """
         with self._lock:
             for reducer in self._reducers:
@@ -228,32 +248,33 @@ class TorchCompressor(Saving, Made, Compressor):  # type: ignore[misc]  # Horovo
         return Reducer(common, members, transport, ballot, label, replaces)
 
     def _restored(self, reducer: Reducer) -> Reducer:
-        """Take over what was loaded before the reducer began."""
+        """Restore the loaded state of a reducer, if any, and return the reducer."""
         self._loaded.give({reducer.label: reducer})
         return reducer
 
     def stats(self) -> Stats:
-        """Bytes and time so far, on this rank, of all optimizers that use this compressor."""
+        """Return bytes and times of this rank so far, over all optimizers that use this compressor."""
         states = [state for reducer in self._reducers for state in reducer.states()]
         return self._meter.read(waits=not self.method.linear)._replace(vnmse=vnmse(states))
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank would lose: residuals, warm starts, step counts.
+        """Return the state of this rank: residuals, warm starts and step counts.
 
         Returns:
-            Tensors, numbers and strings in dicts, so that ``torch.load(..., weights_only=True)`` reads it. It belongs
-            to this rank: each rank saves a file of its own.
+            Nested dicts of tensors, numbers and strings, which ``torch.load(..., weights_only=True)`` can read. Each
+            rank has its own state, so save one file per rank.
         """
         return to_dict(self._saved(), lambda leaf: torch.as_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; at once where the optimizer has made a step, else in its first step.
+        """Load a saved state, at once or in the first step of the optimizer.
 
         Args:
-            state: From `state_dict`, of the same rank.
+            state: State from `state_dict` on the same rank.
 
         Raises:
-            StateError: If it is not such a state, or of another method, rank, world size or model. Nothing is changed.
+            StateError: If it is not a saved state, or belongs to another method, rank, world size or model. Nothing is
+                changed.
         """
         self._load([from_dict(state, lambda leaf: leaf.cpu().numpy() if isinstance(leaf, Tensor) else leaf)])
 
@@ -272,4 +293,4 @@ class TorchCompressor(Saving, Made, Compressor):  # type: ignore[misc]  # Horovo
 
 
 Compression: Catalogue[TorchCompressor] = Catalogue(TorchCompressor)
-"""The methods: ``Compression.none``, ``.fp16``, ``.topk(ratio=0.01)``, ``.parse("topk:ratio=0.01")`` and so on."""
+"""All methods: ``Compression.none``, ``.fp16``, ``.topk(ratio=0.01)``, ``.parse("topk:ratio=0.01")`` and so on."""

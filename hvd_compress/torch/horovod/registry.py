@@ -1,4 +1,4 @@
-"""All reducers of a compressor: whose they are, and which one takes over from which."""
+"""Registry of a compressor's reducers: their optimizers, and which reducer succeeds which."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hvd_compress.torch.reducer import Reducer
 _LOG = logging.getLogger("hvd_compress")
 
 MANY = 1000
-"""Reducers of direct calls at which a program is asked whether it means them."""
+"""Number of reducers of direct calls at which a warning is logged."""
 
 
 class Registry:
-    """The reducers of a compressor.
+    """Reducers of a compressor, one per optimizer.
 
-    An optimizer has a reducer of its own. The reducers outlive their optimizers, as long as there are parameters that
-    no other reducer has taken over: when they go is then the same on all ranks, whatever their garbage collectors do.
+    A reducer outlives its optimizer while any of its parameters exists that no other reducer has taken over. So it is
+    removed at the same time on all ranks, independent of garbage collection.
     """
 
     def __init__(self) -> None:
@@ -37,18 +37,18 @@ class Registry:
         return iter([*self._all, *self._of_calls.values()])
 
     def of(self, optimizer: Any) -> Reducer | None:
-        """The reducer of an optimizer, if it has begun."""
+        """Return the reducer of an optimizer, if it has begun."""
         return self._of.get(optimizer)
 
     def of_call(self, key: Hashable) -> Reducer | None:
-        """The reducer of a direct call, if it has begun."""
+        """Return the reducer of a direct call, if it has begun."""
         return self._of_calls.get(key)
 
     def label(self, label: str, keys: Set[int]) -> str:
-        """A label for a new reducer over some parameters, of which two models may have the same names.
+        """Return the label of a new reducer, which is unique even if two models have the same parameter names.
 
-        That of the reducer that it takes over from, otherwise with the next number. The same on all ranks, as it does
-        not depend on what has been collected as garbage.
+        It is that of the predecessor, or else gets the next number. It does not depend on garbage collection, so it is
+        the same on all ranks.
         """
         for reducer in self._all:
             if reducer.label.partition(".")[0] == label and reducer.living() & keys:
@@ -57,17 +57,17 @@ class Registry:
         return f"{label}.{number}" if number else label
 
     def begin(self, optimizer: Any, reducer: Reducer) -> None:
-        """Add the reducer of an optimizer; it takes over what other reducers have kept of its parameters.
+        """Add the reducer of an optimizer; it takes over the state of its parameters from other reducers.
 
         Raises:
-            UnsupportedError: If another optimizer reduces gradients of these parameters now.
+            UnsupportedError: If another optimizer is reducing gradients of these parameters.
         """
         keys = reducer.living()
         formers = [other for other in self._all if other.transport == reducer.transport and other.living() & keys]
         for other, former in self._of.items():
             if former in formers and caller.has_begun(other):
                 raise UnsupportedError(
-                    "two distributed optimizers, an old one and a new one, reduce the gradients of the same parameters:"
+                    f"two distributed optimizers, an old and a new one, reduce gradients of the same parameters:"
                     f" {caller.CURE}"
                 )
         for former in formers:
@@ -80,24 +80,24 @@ class Registry:
         self._forget_the_dead()
 
     def begin_call(self, key: Hashable, reducer: Reducer) -> None:
-        """Add the reducer of a direct call; it stays, as its name may come again.
+        """Add the reducer of a direct call, which is kept for the next call with its name.
 
-        Where names hold the number of the step they never do, so that memory would fill up without a word.
+        Names that contain the number of the step never repeat and fill the memory, so many names cause a warning.
         """
         self._of_calls[key] = reducer
         if len(self._of_calls) == MANY and reducer.world.rank == 0:
             _LOG.warning(
-                "direct calls of hvd.allreduce have had %d names or shapes so far: for each, what was not sent is kept"
-                " until the name comes again; take one name per tensor, without the number of the step in it",
+                "direct calls of hvd.allreduce have used %d names or shapes so far, and a residual is kept for each:"
+                " use one name per tensor, without the number of the step in it",
                 MANY,
             )
 
     def agreed(self, optimizer: Any) -> bool:
-        """Whether the ranks have agreed on what this optimizer compresses, since Horovod was started."""
+        """Return whether the ranks have verified this optimizer since Horovod was started."""
         return self._agreed.get(optimizer) == caller.incarnation()
 
     def note_agreement(self, optimizer: Any) -> None:
-        """They have."""
+        """Record that the ranks have verified this optimizer."""
         self._agreed[optimizer] = caller.incarnation()
 
     def _forget_the_dead(self) -> None:

@@ -105,7 +105,7 @@ def broken(state: dict[str, Any], how: str) -> Any:
         ("other method", "this state belongs to 'topk:ratio=0.5', but the compressor is 'topk:ratio=0.02'"),
         ("other rank", "each rank has its own residual"),
         ("other size", r"the folder with the files of all ranks to compression\.load"),
-        ("bucket gone", "the model or merge= has changed"),
+        ("bucket gone", "resume with the model and merge= that were saved"),
         ("leaf gone", r"'residual' of bucket 'b1' does not match: expected shape \(\d+,\) and float32, got shape \(\)"),
         ("other shape", r"got shape \(3,\) and float32"),
         ("other kind", r"got shape \(\) and <U5"),
