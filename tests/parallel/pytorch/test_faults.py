@@ -24,7 +24,7 @@ def ends_in(value: int) -> Damage:
 
 
 LAST = SIZE - 1  # behind its payload nothing follows that could be taken for a part of it
-LENGTH = "a payload is not as long as what it holds"
+LENGTH = "a payload has the wrong length"
 INDEX = f"rank {LAST} sent indices that do not ascend within 0 .. 2047"
 
 FAULTS: dict[str, list[tuple[Damage, str]]] = {
