@@ -67,7 +67,7 @@ def test_what_does_not_belong_together_is_refused(saved: list[Saved], message: s
 def test_what_does_not_fit_the_model_is_refused() -> None:
     good = trained(0, 1)
     fresh = new(1)
-    with pytest.raises(StateError, match="the model or merge= has changed"):
+    with pytest.raises(StateError, match="resume with the model and merge= that were saved"):
         restored([good], "m", {**fresh, "b1": fresh["b0"]}, World(0, 1))
     leaves = good.sessions["m"].buckets["b0"]
     for path, wrong in [

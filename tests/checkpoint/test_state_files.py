@@ -226,7 +226,7 @@ def test_foreign_files(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(StateError, match=r"no save in .* is complete: save 1 \(.* is damaged, or was not written by"):
         state_files.load(tmp_path, 0, 1)
-    with pytest.raises(StateError, match=r"is damaged, or was not written by that compression\.save has written"):
+    with pytest.raises(StateError, match=r"is damaged, or was not written by compression\.save"):
         state_files.read(path)
 
 
