@@ -192,7 +192,7 @@ def test_what_cannot_be_is_refused(case: str, framework: str) -> None:
     if message:
         with pytest.raises(ExchangeError, match=message) as error:
             received(spec, framework, bucket, arrived)
-        assert "compare these" in str(error.value)
+        assert "compare the versions" in str(error.value)
     else:
         assert np.asarray(received(spec, framework, bucket, arrived)).sum() == 4
 
