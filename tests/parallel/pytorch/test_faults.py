@@ -35,7 +35,7 @@ FAULTS: dict[str, list[tuple[Damage, str]]] = {
         (ends_in(0), INDEX),
     ],
     "threshold:threshold=0.01": [
-        (lambda payload: payload[:-6], "is not as long as"),
+        (lambda payload: payload[:-6], "has the wrong length"),
         (lambda payload: torch.cat([torch.full((4,), 255, dtype=torch.uint8), payload[4:]]), "a negative number"),
     ],
     "efsignsgd": [(lambda payload: payload[1:], LENGTH)],
