@@ -99,7 +99,9 @@ def test_ranks_that_have_not_loaded_the_same_are_refused(folder: Path, other: st
 def test_disks_of_their_own_are_refused_with_the_cure(folder: Path) -> None:
     Job(SPEC).run(1).compression.save(folder / str(hvd.rank()))
     everyone("saved")
-    with pytest.raises(StateError, match=r"ranks are missing .*into one shared folder \(or copy the files of all hosts"):
+    with pytest.raises(
+        StateError, match=r"ranks are missing .*into one shared folder \(or copy the files of all hosts"
+    ):
         Compression.parse(SPEC).load(folder / str(hvd.rank()))
 
 
