@@ -15,7 +15,7 @@ from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Wrapper
 from hvd_compress.spec import DENSE, as_router, build, meant, nearest, to_spec
-from hvd_compress.wrappers.router import Routable, Router, by_name, phases, routed
+from hvd_compress.wrappers.router import Routable, Router, Selective, by_name, phases, routed
 
 _LOG = logging.getLogger("hvd_compress")
 
@@ -65,9 +65,7 @@ class Factory(Generic[C]):
                 f" {self._name}` lists the names"
             )
         check_merge(merge)
-        router = build(self._name, **params)
-        _warn_of_growth(router)
-        return self._make(router, merge)
+        return self._make(_checked(build(self._name, **params)), merge)
 
     def _not_called(self, *_: Any) -> NoReturn:
         raise SpecError(f"Compression.{self._name} is a factory: pass compression=Compression.{self._name}()")
@@ -75,9 +73,18 @@ class Factory(Generic[C]):
     compress = decompress = _not_called
 
 
+def _checked(spec: str | Routable) -> Router:
+    """Return the router of a spec string or of a method, after a warning if it sends more than no compression."""
+    router = as_router(spec)
+    _warn_of_growth(router)
+    return router
+
+
 @cache
 def _warn_of_growth(router: Router) -> None:
     """Warn once if a ratio is so large that the payload exceeds the gradient, as measured on a small one."""
+    if not isinstance(router, Selective):  # others choose among routers, each of which was checked
+        return
     method = router.core
     while isinstance(method, Wrapper):
         method = method.inner
@@ -152,9 +159,7 @@ class Catalogue(Generic[C]):
             SpecError: If a name or a value is unknown or not allowed.
         """
         check_merge(merge)
-        router = as_router(spec)
-        _warn_of_growth(router)
-        return self._make(router, merge)
+        return self._make(_checked(spec), merge)
 
     def by_name(self, rules: Mapping[str, str | Routable], *, merge: Merge = DEFAULT_MERGE) -> C:
         """Create a compressor that chooses the method by the parameter's name.
@@ -168,7 +173,7 @@ class Catalogue(Generic[C]):
         Raises:
             SpecError: If a name or a value is unknown or not allowed.
         """
-        return self.parse(by_name({name: as_router(spec) for name, spec in rules.items()}), merge=merge)
+        return self.parse(by_name({name: _checked(spec) for name, spec in rules.items()}), merge=merge)
 
     def phases(self, methods: Mapping[int, str | Routable], *, merge: Merge = DEFAULT_MERGE) -> C:
         """Create a compressor that changes its method during training and passes the residual on.
@@ -181,7 +186,7 @@ class Catalogue(Generic[C]):
         Raises:
             SpecError: If a name or a value is unknown or not allowed.
         """
-        return self.parse(phases({begin: as_router(spec) for begin, spec in methods.items()}), merge=merge)
+        return self.parse(phases({begin: _checked(spec) for begin, spec in methods.items()}), merge=merge)
 
     def __getattr__(self, name: str) -> Factory[C]:
         if name in REGISTRY:

@@ -67,6 +67,7 @@ def test_a_ratio_that_sends_more_than_no_compression_is_warned_of_once(
     spec: str, factor: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
+        COMPRESSION.by_name({"embed*": spec})
         COMPRESSION.parse(spec)
     (said,) = caplog.messages
     assert f"{spec} sends {factor} times the bytes of no compression" in said
