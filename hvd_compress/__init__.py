@@ -1,6 +1,6 @@
 """Gradient compression for Horovod.
 
-The frameworks stay out of here: take `Compression` from `hvd_compress.torch`, `hvd_compress.tensorflow` or
+This module imports no framework. Import `Compression` from `hvd_compress.torch`, `hvd_compress.tensorflow` or
 `hvd_compress.keras`.
 """
 

@@ -1,4 +1,4 @@
-"""``python -m hvd_compress``: the same as ``hvd-compress``."""
+"""Run the ``hvd-compress`` command as ``python -m hvd_compress``."""
 
 from __future__ import annotations
 

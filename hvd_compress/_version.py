@@ -1,3 +1,3 @@
-"""The version of this package: the only place where it is written."""
+"""Version of this package, defined here only."""
 
 __version__ = "0.1.0"

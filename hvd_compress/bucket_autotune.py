@@ -1,7 +1,7 @@
-"""The search for the partition of gradients into buckets with which real steps are fastest (MergeComp).
+"""Autotune bucket boundaries from measured step times (MergeComp).
 
-Without any framework: it is told how long steps took, and says which partition to take next. All ranks run the same
-search and must tell it the same, so they agree on each `Timing` before they go on with it.
+The search is independent of any framework: it takes step times and returns the next partition to try. All ranks run
+the same search, so they must agree on each `Timing` before they pass it in.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from typing import NamedTuple, TypeAlias
 from hvd_compress.bucketing import Cuts, nearest, pin, start
 
 STEPS = 100
-"""After so many steps at the latest, the search has ended."""
+"""Maximum number of steps of a search."""
 
 WARM_UP = 4
-"""Steps at the beginning that do not count: memory is touched, and libraries choose their kernels."""
+"""Warm-up steps, not timed: they include memory allocation and kernel selection."""
 
 TIMED = 5
-"""Steps that are timed for each candidate, after one that is not: it pays for the change."""
+"""Timed steps of each candidate, after one untimed step that includes the change of buckets."""
 
 TRIALS = (STEPS - WARM_UP) // (TIMED + 1)
 
 GAIN = 0.02
-"""What a partition must at least be faster by to replace another one."""
+"""Minimum relative gain for a partition to replace another one."""
 
 
 class Timing(NamedTuple):
-    """How long the steps of a candidate took.
+    """Step time of a candidate.
 
     Attributes:
-        seconds: The median: the fastest step would favour what is fast now and then, the mean what no pause has hit.
-        spread: The median distance from it.
+        seconds: Median step time. The minimum favours candidates that are fast only at times; the mean is skewed by
+            pauses.
+        spread: Median absolute deviation from it, in seconds.
     """
 
     seconds: float
@@ -42,33 +43,32 @@ class Timing(NamedTuple):
 
     @classmethod
     def of(cls, steps: Sequence[float]) -> Timing:
-        """Sum up some steps."""
+        """Summarise step times in seconds."""
         middle = median(steps)
         return cls(middle, median(abs(step - middle) for step in steps))
 
     def beats(self, other: Timing) -> bool:
-        """Whether this is faster by more than the least gain, and by more than chance explains."""
+        """Return whether this is faster by more than the minimum gain and more than the noise."""
         return self.seconds < other.seconds - max(GAIN * other.seconds, self.spread + other.spread)
 
 
 Exploring: TypeAlias = Generator[Cuts, Timing, Cuts]
 
 _UNKNOWN = Timing(math.inf, 0.0)
-"""Of candidates that no steps are left for."""
+"""Timing of candidates without steps left."""
 
 
 def explore(sizes: Sequence[int]) -> Exploring:
-    """Yield one candidate after another, to be resumed with its timing; return the best.
+    """Yield one candidate after another, each resumed with its timing; return the best.
 
-    As MergeComp's Algorithm 2: the best partition into y = 2 buckets is found by a binary search for its split, then
-    the best with one more, as long as that gains enough. To end within `STEPS`, that one is looked for with the splits
-    of before where they are: in the middle of each bucket, then around the best of these.
-
-    The best of many candidates has been lucky, too. So it is measured once more, right after the first partition, and
-    takes its place only if it is better again.
+    1. Find the best partition into 2 buckets by a binary search for its split (MergeComp, Algorithm 2).
+    2. Add one bucket at a time while that gains enough. To end within `STEPS`, existing splits stay fixed: try the
+       middle of each bucket, then positions around the best of these.
+    3. The best of many candidates was partly lucky. Time the first partition and the best one again, and return the
+       best only if it wins again.
 
     Args:
-        sizes: Of the gradients, in the order in which backward comes to them.
+        sizes: Bytes of the gradients, in backward order.
     """
     known: dict[Cuts, Timing] = {}
 
@@ -82,7 +82,7 @@ def explore(sizes: Sequence[int]) -> Exploring:
         return (yield from timing(cuts)).beats(theirs)
 
     def split(cuts: Cuts, buckets: Sequence[tuple[int, int]], halvings: int) -> Exploring:
-        """Add the best position that there is in some buckets to a partition."""
+        """Add the best new position within the given buckets to a partition."""
         best, centre, (first, last) = cuts, 0.0, (0, 0)
         for bucket in buckets:
             place = (before[bucket[0]] + before[bucket[1]]) / 2
@@ -122,22 +122,22 @@ def _with(cuts: Cuts, cut: int) -> Cuts:
 
 
 def _divisible(cuts: Cuts, end: int) -> list[tuple[int, int]]:
-    """Where the buckets of more than one gradient begin and end."""
+    """Return the ranges of the buckets with more than one gradient."""
     return [(a, b) for a, b in zip((0, *cuts), (*cuts, end), strict=True) if b - a > 1]
 
 
 class Search:
-    """A search under way.
+    """State of a search.
 
     Args:
-        sizes: Of the gradients, in the order in which backward comes to them.
-        timings: Of a search that was saved: it goes on from there.
+        sizes: Bytes of the gradients, in backward order.
+        timings: Timings of a saved search, which this one continues.
 
     Attributes:
-        cuts: The partition to take for the next step.
-        settled: Whether that is the end of it.
-        timings: Of all candidates so far, in order.
-        steps: How many there have been, not counting those of a search that was saved.
+        cuts: The partition of the next step.
+        settled: Whether the search has ended.
+        timings: Timings of all candidates so far, in order.
+        steps: Number of steps, without those of a saved search.
     """
 
     def __init__(self, sizes: Sequence[int], timings: Sequence[Sequence[float]] = ()) -> None:
@@ -153,10 +153,10 @@ class Search:
         self._skip = WARM_UP + 1
 
     def record(self, seconds: float) -> Timing | None:
-        """Take in how long a step took.
+        """Record the time of a step in seconds.
 
         Returns:
-            The timing of the candidate, once it has had all its steps: to be agreed on and given to `decide`.
+            The timing of the candidate after its last step, else None. Agree on it across ranks, then call `decide`.
         """
         self.steps += 1
         if self._skip:
@@ -166,7 +166,7 @@ class Search:
         return Timing.of(self._times) if len(self._times) == TIMED else None
 
     def decide(self, timing: Timing) -> None:
-        """Go on to the next candidate, with the same timing on all ranks."""
+        """Move to the next candidate, given the same timing on all ranks."""
         if self.settled:
             return
         self.timings.append(timing)
@@ -183,12 +183,12 @@ class Search:
             self.cuts, self.settled = end.value, True
 
     def report(self) -> str:
-        """What was found, and how: one line."""
+        """Summarise the result in one line."""
         times: dict[str, list[str]] = {}
         for cuts, timing in zip(self._candidates, self.timings, strict=False):
             times.setdefault(f"merge={pin(cuts)!r}", []).append(f"{timing.seconds:.4g}")
         tried = [f"{candidate} {' and '.join(seconds)} s" for candidate, seconds in times.items()]
         return (
-            f"merge='search' has settled on merge={pin(self.cuts)!r} after {self.steps} steps;"
+            f"merge='search' chose merge={pin(self.cuts)!r} after {self.steps} steps;"
             f" candidates and their median step times: {', '.join(tried) or 'no other is possible'}"
         )

@@ -1,8 +1,8 @@
-"""Which gradients travel together.
+"""Assign gradients to buckets.
 
-Every compression and every collective has a fixed cost, so tensors are merged before they are compressed, in the order
-in which backward computes them, so that the first bucket can leave while backward still works on the next (Wang, Wu,
-Ng, MergeComp, 2021).
+Each compression and each collective has a fixed cost, so gradients are merged before they are compressed. Buckets
+follow the order of backward, so the first one is exchanged while backward computes the next (Wang, Wu, Ng, MergeComp,
+2021).
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ Merge = int | str
 DEFAULT_MERGE: Merge = "auto"
 
 Cuts = tuple[int, ...]
-"""A partition: the positions, among the compressed gradients in backward order, at which a new bucket begins."""
+"""A partition: positions among the compressed gradients, in backward order, at which a new bucket begins."""
 
 _UNITS = {"B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
 
 
 PRECISION = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
-"""What gradients are computed in: 16-bit ones in float32, as residuals are too small for 16 bits."""
+"""Dtypes that methods compute in: float32 for 16-bit gradients, as residuals are too small for 16 bits."""
 
 
 class Gradient(NamedTuple):
-    """What the plan needs to know of a gradient.
+    """Description of a gradient for `plan`.
 
     Attributes:
-        name: Of its parameter.
-        shape: Of the gradient.
-        dtype: That a method computes in: ``"float32"`` or ``"float64"``.
+        name: Name of its parameter.
+        shape: Shape of the gradient.
+        dtype: Dtype that the method computes in: ``"float32"`` or ``"float64"``.
         device: Gradients on different devices never share a bucket.
-        late: No backward pass gives it. Such gradients share a bucket of their own, so that no other waits for them.
+        late: Backward does not produce it. Late gradients share a bucket, so that no other bucket waits for them.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Gradient(NamedTuple):
 
 
 def gradient(name: str, shape: Shape, dtype: str, device: str = "") -> Gradient:
-    """Take down the facts of a gradient.
+    """Describe a gradient.
 
     Raises:
         GradientError: If its dtype cannot be compressed.
@@ -65,13 +65,13 @@ def gradient(name: str, shape: Shape, dtype: str, device: str = "") -> Gradient:
 
 
 class _Routed(NamedTuple):
-    """A gradient on its way into a bucket.
+    """Gradient with its method, before it is put into a bucket.
 
     Attributes:
-        position: In the list that the plan is made for.
-        group: Only gradients of the same one share a bucket.
-        size: Its bytes.
-        merged: Whether ``merge`` counts for it: not where a policy leaves it dense, or it is late.
+        position: Position in the list of gradients.
+        group: Gradients share a bucket only within a group.
+        size: Size in bytes.
+        merged: Whether ``merge`` applies to it; false for late gradients and those that a policy leaves dense.
     """
 
     position: int
@@ -81,12 +81,12 @@ class _Routed(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """A bucket of the plan.
+    """Bucket of a plan.
 
     Attributes:
-        bucket: What it is made of.
-        method: What carries it.
-        members: Positions of its gradients in the list that the plan was made for.
+        bucket: Shapes and dtype.
+        method: The method that compresses it.
+        members: Positions of its gradients in the list of gradients.
     """
 
     bucket: Bucket
@@ -95,10 +95,10 @@ class Planned(NamedTuple):
 
 
 def check_merge(merge: Merge) -> None:
-    """Refuse a ``merge`` that cannot be.
+    """Validate ``merge``.
 
     Raises:
-        SpecError: If it is none of what `plan` takes.
+        SpecError: If `plan` does not accept it.
     """
     if isinstance(merge, str):
         ok = merge in ("auto", "search", "layer") or _byte_limit(merge) > 0 or bool(_positions(merge))
@@ -107,39 +107,39 @@ def check_merge(merge: Merge) -> None:
     if not ok:
         raise SpecError(
             f"merge={merge!r} is not allowed: merge must be a number of buckets (at least 1), 'auto', 'search', 'layer'"
-            " for one bucket per tensor, a size such as 'bytes:64MB', or positions of at least 1 that grow, such as"
+            " for one bucket per tensor, a size such as 'bytes:64MB', or increasing positions (at least 1) such as"
             " 'at:12,40'"
         )
 
 
 def plan(gradients: Sequence[Gradient], method: Routable, merge: Merge = DEFAULT_MERGE) -> list[Planned]:
-    """Put gradients into buckets.
+    """Assign gradients to buckets.
 
-    Gradients share a bucket only if the same method carries them, in the same precision, on the same device. Those that
-    a policy leaves dense share one, late ones share one; the others are cut by ``merge``. Empty gradients are in none.
+    Gradients share a bucket only if they have the same method, dtype and device. Gradients that a policy leaves dense
+    share one bucket, and late ones share another; ``merge`` partitions the rest. Empty gradients get no bucket.
 
     Args:
-        gradients: In the order in which the parameters are used; backward comes to the last one first.
-        method: What carries them, or the router that says it of each.
+        gradients: Gradients in the order in which the forward pass uses their parameters.
+        method: The method that compresses them, or a router.
         merge: One of
 
-            * ``"auto"``: the partition that `start` gives; sizes alone decide;
-            * ``"search"``: the same, from which `hvd_compress.bucket_autotune` goes on;
-            * a number of buckets, of about equal bytes;
-            * ``"layer"`` for one per gradient;
-            * ``"bytes:64MB"`` for as many as it takes to keep each below that size (unless a gradient is larger);
-            * ``"at:12,40"`` for the very partition: a bucket ends before the 13th and another before the 41st of the
-              compressed gradients, counted in the order in which backward comes to them.
+            * ``"auto"``: the partition of `start`, from the sizes alone;
+            * ``"search"``: the same, as the starting point of `hvd_compress.bucket_autotune`;
+            * a number of buckets of about equal bytes;
+            * ``"layer"``: one bucket per gradient;
+            * ``"bytes:64MB"``: buckets of at most this size, except for larger single gradients;
+            * ``"at:12,40"``: an explicit partition. New buckets begin after the first 12 and the first 40 compressed
+              gradients in backward order.
 
-            Where several methods, precisions or devices keep gradients apart, a number or a size holds for each of
-            them, but the positions of ``"auto"``, ``"search"`` and ``"at:"`` for all together, as they stand for times
+            With several methods, dtypes or devices, a number or a size applies to each of their groups. The positions
+            of ``"auto"``, ``"search"`` and ``"at:"`` apply to all gradients together, as they stand for points in time
             of backward.
 
     Returns:
         The buckets, in the order in which backward fills them.
 
     Raises:
-        SpecError: If ``merge`` cannot be, or not for so few gradients.
+        SpecError: If ``merge`` is invalid, or has positions beyond the number of gradients.
     """
     check_merge(merge)
     found = _routed(gradients, method)
@@ -166,28 +166,28 @@ def plan(gradients: Sequence[Gradient], method: Routable, merge: Merge = DEFAULT
 
 
 def merged_sizes(gradients: Sequence[Gradient], method: Routable) -> list[int]:
-    """The bytes of the gradients that ``merge`` counts for, in backward order."""
+    """Return the sizes in bytes of the gradients that ``merge`` applies to, in backward order."""
     return [one.size for one in _routed(gradients, method) if one.merged]
 
 
 def start(sizes: Sequence[int]) -> Cuts:
-    """Two buckets of about equal bytes, which MergeComp finds close to the best; one if there is but one gradient."""
+    """Return two buckets of about equal bytes, which MergeComp finds close to the best; one for a single gradient."""
     return (nearest(sizes, sum(sizes) / 2),) if len(sizes) > 1 else ()
 
 
 def nearest(sizes: Sequence[int], place: float, first: int = 0, last: int | None = None) -> int:
-    """The position between two others (the ends, if not told) with about so many bytes before it."""
+    """Return the position between ``first`` and ``last`` whose preceding bytes are closest to ``place``."""
     before = list(accumulate(sizes, initial=0))
     return min(range(first + 1, len(sizes) if last is None else last), key=lambda i: (abs(before[i] - place), -i))
 
 
 def pin(cuts: Cuts) -> Merge:
-    """The ``merge`` that stands for a partition."""
+    """Return the ``merge`` of an explicit partition."""
     return f"at:{','.join(map(str, cuts))}" if cuts else 1
 
 
 def _routed(gradients: Sequence[Gradient], method: Routable) -> list[_Routed]:
-    """All gradients that are not empty, in the order in which backward comes to them."""
+    """Return all gradients that are not empty, in backward order, with their methods."""
     router, found = routed(method), []
     for position in reversed(range(len(gradients))):
         name, shape, dtype, device, late = gradients[position]
@@ -200,20 +200,20 @@ def _routed(gradients: Sequence[Gradient], method: Routable) -> list[_Routed]:
 
 
 def _cuts(merge: Merge, sizes: Sequence[int]) -> Cuts:
-    """The positions that a ``merge`` stands for; none for one that is no partition of all gradients together."""
+    """Return the positions of ``merge``; empty if it is a number, a size or ``"layer"``."""
     if merge in ("auto", "search"):
         return start(sizes)
     cuts = _positions(merge) if isinstance(merge, str) else ()
     if cuts and cuts[-1] >= len(sizes):
         raise SpecError(
             f"merge={merge!r} is not allowed here: with {len(sizes)} compressed gradients, positions must be in 1 .."
-            f" {len(sizes) - 1}; take merge='auto', or positions that were found for this model"
+            f" {len(sizes) - 1}; take merge='auto', or the positions logged for this model"
         )
     return cuts
 
 
 def _cut(members: list[int], sizes: list[int], merge: Merge) -> list[list[int]]:
-    """Cut a list into contiguous parts."""
+    """Split a list into contiguous parts."""
     if merge == "layer":
         return [[member] for member in members]
     if isinstance(merge, str):
@@ -233,13 +233,13 @@ def _cut(members: list[int], sizes: list[int], merge: Merge) -> list[list[int]]:
 
 
 def _byte_limit(merge: str) -> int:
-    """The size in ``"bytes:64MB"`` in bytes; 0 if it cannot be read."""
+    """Return the size in ``"bytes:64MB"`` in bytes; 0 if it is invalid."""
     match = re.fullmatch(r"bytes:(\d+)(B|KB|MB|GB)?", merge)
     return int(match[1]) * _UNITS[match[2] or "B"] if match else 0
 
 
 def _positions(merge: str) -> Cuts:
-    """The positions in ``"at:12,40"``; none if they cannot be read, or do not grow."""
+    """Return the positions in ``"at:12,40"``; empty if they are invalid or not increasing."""
     match = re.fullmatch(r"at:(\d+(?:,\d+)*)", merge)
     cuts = tuple(map(int, match[1].split(","))) if match else ()
     return cuts if list(cuts) == sorted(set(cuts) - {0}) else ()

@@ -1,64 +1,64 @@
-"""Everything that can go wrong, as one tree.
+"""Exceptions of this package.
 
     CompressionError
-    ├── SpecError              a spec string, a method name or a hyper-parameter that cannot be
-    ├── GradientError          a gradient that the method cannot carry (dtype, shape, layout)
-    ├── UnknownParameterError  a gradient whose parameter the compressor has not been told of
-    ├── UnsupportedError       a Horovod feature that does not go together with compression
-    ├── DisagreementError      the ranks were not set up alike
-    ├── StateError             a saved state that does not fit here
-    ├── ExchangeError          the collectives of a step went wrong: a bug in a method or a driver
-    ├── BoundaryError          a message between pipeline stages that cannot be sent, or did not come
-    ├── MissingPackageError    a package that this part needs is not installed
-    └── ClusterError           emulated hosts that cannot be made, or a job on several ranks that failed
+    ├── SpecError              an invalid spec string, method name or hyper-parameter
+    ├── GradientError          a gradient that cannot be compressed (dtype, shape, layout)
+    ├── UnknownParameterError  a gradient of an unknown parameter
+    ├── UnsupportedError       a Horovod feature that is not supported with compression
+    ├── DisagreementError      ranks with different models or settings
+    ├── StateError             a saved state that does not match the compressor or the model
+    ├── ExchangeError          a failed exchange
+    ├── BoundaryError          a message between pipeline stages that cannot be sent or received
+    ├── MissingPackageError    a required package that is not installed
+    └── ClusterError           emulated hosts or a multi-rank job that failed
 
-Every message names what was given, what is allowed and what to do about it.
+Each message names the parameter, its value, the allowed values and the cure.
 """
 
 from __future__ import annotations
 
 
 class CompressionError(Exception):
-    """Base of all errors that this package raises on purpose."""
+    """Base class of all exceptions of this package."""
 
-    __init__ = Exception.__init__  # AutoGraph re-raises errors as what they are only if they have this very method
+    __init__ = Exception.__init__  # AutoGraph keeps an error's type only if its __init__ is Exception's own
 
 
 class SpecError(CompressionError, ValueError):
-    """A spec string, a method name or a hyper-parameter that cannot be."""
+    """Invalid spec string, method name or hyper-parameter."""
 
 
 class GradientError(CompressionError, TypeError):
-    """A gradient that the method cannot carry."""
+    """Gradient that cannot be compressed: wrong dtype, shape or layout."""
 
 
 class UnknownParameterError(CompressionError, LookupError):
-    """A gradient whose parameter the compressor has not been told of."""
+    """Gradient of a parameter that the compressor does not know."""
 
 
 class UnsupportedError(CompressionError, NotImplementedError):
-    """A Horovod feature that does not go together with compression."""
+    """Horovod feature that is not supported with compression."""
 
 
 class DisagreementError(CompressionError, RuntimeError):
-    """The ranks were not set up alike; the message is the same on all of them."""
+    """Ranks with different models or settings; all ranks raise it with the same message."""
 
 
 class StateError(CompressionError, ValueError):
-    """A saved state that does not fit here; the compressor is left as it was."""
+    """Saved state that does not match the compressor or the model; the compressor is unchanged."""
 
 
 class ExchangeError(CompressionError, RuntimeError):
-    """The collectives of a step went wrong: a bug in a method or a driver."""
+    """Failed exchange: damaged replies, a step used out of order, or a bug in a method."""
 
 
 class BoundaryError(CompressionError, RuntimeError):
-    """A message between pipeline stages that cannot be sent, or did not come; the pipeline cannot go on."""
+    """Message between pipeline stages that cannot be sent or received; the pipeline cannot continue."""
 
 
 class MissingPackageError(CompressionError, ImportError):
-    """A package that this part of the library needs is not installed."""
+    """Required package that is not installed."""
 
 
 class ClusterError(CompressionError, RuntimeError):
-    """Emulated hosts that cannot be made, or a job on several ranks that failed."""
+    """Emulated hosts that cannot be created, or a multi-rank job that failed."""

@@ -1,4 +1,4 @@
-"""The ranks of an exchange, as Horovod knows them."""
+"""Ranks of an exchange, as a Horovod process set."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hvd_compress.errors import ExchangeError
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks that take part in an exchange.
+    """Ranks that take part in an exchange.
 
     Attributes:
         process_set: Horovod's process set.
-        world: This process and the number of processes, within the set.
+        world: Rank and size within the process set.
     """
 
     process_set: Any
@@ -31,20 +31,20 @@ class Group:
         return cls(process_set, World(process_set.rank(), process_set.size()))
 
     def renewed(self) -> Self:
-        """Return the ranks of now: in an elastic job, others than before Horovod was started anew."""
+        """Return the current ranks; an elastic job may change them when Horovod restarts."""
         return self.of(self.process_set)
 
     @staticmethod
     def check_scope(message: Collective) -> None:
-        """Refuse a collective of some of the ranks.
+        """Reject a collective over a subset of the ranks.
 
         Raises:
-            ExchangeError: If it is one.
+            ExchangeError: If the scope is not ``"world"``.
         """
         if message.scope != "world":
-            raise ExchangeError(f"{message.scope=} is not possible with Horovod: all ranks have to take part")
+            raise ExchangeError(f"{message.scope=} is not supported with Horovod: all ranks must take part")
 
     def global_rank(self, rank: int) -> int:
-        """Horovod's rank of a member: collectives of a process set name their root so."""
+        """Return the global rank of a member, which Horovod expects as the root of a broadcast."""
         ranks = self.process_set.ranks
         return int(ranks[rank]) if ranks is not None else rank

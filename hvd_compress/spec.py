@@ -1,4 +1,4 @@
-"""Spec strings: ``"topk:ratio=0.01,feedback=off"`` and back."""
+"""Parse and write spec strings such as ``"topk:ratio=0.01,feedback=off"``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEMORY: dict[str, Any] = {
     "nesterov": False,
     "clip_norm": 0.0,
 }
-"""Options of the memory, with their defaults; besides them ``feedback``. A method may have other defaults."""
+"""Options of error feedback and momentum besides ``feedback``, with defaults that a method may override."""
 
 OPTIONS: dict[str, Any] = {
     "min_size": 1024,
@@ -40,13 +40,13 @@ OPTIONS: dict[str, Any] = {
     "delay": 0,
     "measure": False,
 }
-"""Options of the policy, with their defaults."""
+"""Options that choose where and when to compress, with their defaults."""
 
 _WORDS: dict[str, list[str]] = {"dense": list(DENSE), "feedback": ["on", "off", "ef21"]}
-"""Options that are one of a few words."""
+"""Allowed words of enumerated options."""
 
 _MINOR = ("values", "twoway", "block", "seed")
-"""Parameters that many methods have, and that none is known by."""
+"""Parameters that many methods share; none is a method's main hyper-parameter."""
 
 _SWITCH = {
     "on": True,
@@ -61,34 +61,34 @@ _SWITCH = {
 
 
 def parse(spec: str) -> Router:
-    """Make what a spec string stands for: a method, and which gradients it is for.
+    """Parse a spec string into a router: a method, and the gradients that it compresses.
 
-    Besides the hyper-parameters of its own, every method but the dense ones takes the options of
+    Besides its own hyper-parameters, every method except ``none`` and ``fp16`` takes these options:
 
-    * the memory: ``feedback=on|off|ef21``, with ``on`` ``decay`` and ``lowpass`` (see
+    * error feedback and momentum: ``feedback=on|off|ef21``; with ``feedback=on`` also ``decay`` and ``lowpass`` (see
       `hvd_compress.wrappers.error_feedback.ErrorFeedback`), or ``momentum``, ``nesterov`` and ``clip_norm`` (see
       `hvd_compress.wrappers.momentum.MomentumCorrection`);
-    * what is left uncompressed: ``min_size=n`` and ``vectors=on|off`` (tensors with fewer elements, and vectors) and
-      how, ``dense=none|fp16``;
-    * the time: ``start=steps`` (dense at first), ``warmup=steps`` (approach the ratio), ``every=n`` (dense every n
-      steps) and ``delay=k`` (see `hvd_compress.wrappers.schedule.Delayed`);
-    * ``measure=on|off``: compare each sum with the exact one, which costs an uncompressed allreduce.
+    * uncompressed gradients: ``min_size=n`` skips tensors with fewer elements, ``vectors=on|off`` includes or skips
+      vectors, and ``dense=none|fp16`` is the method of skipped gradients;
+    * schedule: ``start=steps`` (dense steps first), ``warmup=steps`` (lower the ratio in stages), ``every=n`` (a dense
+      step every n steps) and ``delay=k`` (see `hvd_compress.wrappers.schedule.Delayed`);
+    * ``measure=on|off``: compare each sum with the exact one, at the cost of an uncompressed allreduce.
 
     Args:
         spec: ``name`` or ``name:key=value,key=value``.
 
     Raises:
-        SpecError: If the name, a key or a value is not known or not allowed.
+        SpecError: If the name, a key or a value is unknown or not allowed.
     """
     name, params = read(spec)
     return build(name, **params)
 
 
 def read(spec: str) -> tuple[str, dict[str, str]]:
-    """The name and the parameters in a spec string.
+    """Split a spec string into its name and its parameters.
 
     Raises:
-        SpecError: If it is not of the form ``name:key=value,key=value``.
+        SpecError: If it does not have the form ``name:key=value,key=value``.
     """
     if not isinstance(spec, str):
         raise SpecError(f"a spec is a string such as 'topk:ratio=0.01', not {spec!r}")
@@ -101,25 +101,25 @@ def read(spec: str) -> tuple[str, dict[str, str]]:
         if key == "merge":
             raise SpecError(f"merge is not part of a spec such as {spec!r}: write Compression.parse(spec, merge=...)")
         if key in params:
-            raise SpecError(f"{key} stands twice in the spec {spec!r}")
+            raise SpecError(f"{key} is given twice in the spec {spec!r}: give it once")
         params[key] = value
     return name.strip(), params
 
 
 def as_router(method: str | Routable) -> Router:
-    """Give the router of a spec string, or of a method; a router is its own.
+    """Return the router of a spec string or of a method; return a router unchanged.
 
     Raises:
-        SpecError: If it is neither, or `parse` refuses it.
+        SpecError: If it is none of these, or an invalid spec string.
     """
     return routed(method) if isinstance(method, Method | Router) else parse(method)
 
 
 def build(name: str, /, **params: Any) -> Router:
-    """Make what `parse` does, from a name and parameters, as in spec strings; values may be strings.
+    """Make the router of a method from its name and parameters, as in spec strings; values may be strings.
 
     Raises:
-        SpecError: If the name, a parameter or a value is not known or not allowed.
+        SpecError: If the name, a parameter or a value is unknown or not allowed.
     """
     cls = REGISTRY.get(name)
     if cls is None:
@@ -136,11 +136,11 @@ def build(name: str, /, **params: Any) -> Router:
 
 
 def meant(name: str, value: object) -> str:
-    """The parameter of a method that a value without a name is for, as far as that can be told; otherwise nothing.
+    """Guess which parameter of a method a positional value is meant for; return "" if none accepts it.
 
     Args:
-        name: Of the method.
-        value: What was given.
+        name: Name of the method.
+        value: The value.
     """
     for key in sorted(_own_defaults(REGISTRY[name]), key=lambda key: key in _MINOR):
         try:
@@ -152,16 +152,16 @@ def meant(name: str, value: object) -> str:
 
 
 def known_by(name: str) -> str:
-    """Return the hyper-parameter that a method is known by, with its default, as in specs; nothing if it has none."""
+    """Return a method's main hyper-parameter with its default, as in spec strings; "" if it has none."""
     own = _own_defaults(REGISTRY[name])
     return next((f"{key}={_written(value)}" for key, value in own.items() if key not in _MINOR), "")
 
 
 def make(cls: type[Made], name: str, params: Mapping[str, Any]) -> Made:
-    """Make an object of a dataclass from its parameters alone, as they are in spec strings; values may be strings.
+    """Make an instance of a dataclass from its parameters, as in spec strings; values may be strings.
 
     Raises:
-        SpecError: If a parameter or a value is not known or not allowed; the message tells the name.
+        SpecError: If a parameter or a value is unknown or not allowed; the message starts with the name.
     """
     own = _own_defaults(cls)
     values = {key: _value(name, key, value, own) for key, value in params.items()}
@@ -172,12 +172,12 @@ def make(cls: type[Made], name: str, params: Mapping[str, Any]) -> Made:
 
 
 def _own_defaults(cls: type[Any]) -> dict[str, Any]:
-    """The fields of a dataclass and their defaults."""
+    """Return the fields of a dataclass and their defaults."""
     return {field.name: field.default for field in fields(cls)}
 
 
 def _option_defaults(cls: type[Method]) -> dict[str, Any]:
-    """The options that a method takes, with the defaults that they have for it."""
+    """Return the options that a method takes, with their defaults for it."""
     if issubclass(cls, Dense):
         return {}
     feedback = {"feedback": "on" if cls.feedback else "off"}
@@ -185,7 +185,7 @@ def _option_defaults(cls: type[Method]) -> dict[str, Any]:
 
 
 def _compose(method: Method, o: Mapping[str, Any]) -> Router:
-    """Put the wrappers around a method that its options ask for."""
+    """Wrap a method as its options say."""
     remembering = _remember(method, o)
     if method.linear:
         return Everywhere(remembering)
@@ -201,31 +201,31 @@ def _compose(method: Method, o: Mapping[str, Any]) -> Router:
 
 
 def _remember(method: Method, o: Mapping[str, Any]) -> Method:
-    """Put the memory around a method that its options ask for."""
+    """Wrap a method in error feedback or momentum as its options say."""
     if o.get("momentum"):
         if o["feedback"] == "on":
             return MomentumCorrection(method, o["momentum"], o["nesterov"], o["clip_norm"])
         if o["feedback"] == "off":
             return Momentum(method, o["momentum"], o["nesterov"])
-        raise SpecError("momentum goes with feedback=on or feedback=off, not with feedback=ef21")
+        raise SpecError("momentum is not supported with feedback=ef21: take feedback=on or feedback=off")
     if o.get("feedback") == "on":
         return ErrorFeedback(method, o.get("decay", 1.0), o.get("lowpass", 1.0))
     return EF21(method) if o.get("feedback") == "ef21" else method
 
 
 def _check_memory(name: str, router: Router, given: Mapping[str, Any]) -> None:
-    """Refuse options that the memory which was asked for does not have."""
+    """Reject options that the chosen feedback or momentum does not have."""
     memory = _decompose(router)[1]["memory"]
     for key, default in MEMORY.items():
         if given.get(key, default) != default and not hasattr(memory, key):
             raise SpecError(
-                f"{key}={_written(given[key])} has no meaning for {name} with this feedback: decay and lowpass go with"
-                " feedback=on, nesterov with momentum, clip_norm with both"
+                f"{key}={_written(given[key])} has no effect for {name} with this feedback: decay and lowpass need"
+                " feedback=on, nesterov needs momentum, clip_norm needs both"
             )
 
 
 def to_spec(method: Routable) -> str:
-    """Give the spec string that `parse` makes this from; the repr of what was composed by hand."""
+    """Return the spec string of a method or router; its repr if no spec string describes it."""
     bare, options = _decompose(routed(method))
     if bare is None or bare.name not in REGISTRY:
         return repr(method)
@@ -242,7 +242,7 @@ def to_spec(method: Routable) -> str:
 
 
 def _decompose(router: Router) -> tuple[Method | None, dict[str, Any]]:
-    """Undo `_compose`: the bare method, if there is one, and its options, among them the ``memory`` itself."""
+    """Undo `_compose`: return the bare method, if any, and its options, including the ``memory`` wrapper itself."""
     options = MEMORY | OPTIONS | {"feedback": "off", "memory": None}
     if not isinstance(router, Selective | Everywhere):
         return None, options
@@ -268,7 +268,7 @@ def _decompose(router: Router) -> tuple[Method | None, dict[str, Any]]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint at the known word that looks most like a misspelt one, or nothing."""
+    """Return a hint at the known word closest to a misspelt one, or ""."""
     close = difflib.get_close_matches(word.lower(), known, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -278,7 +278,7 @@ def _written(value: Any) -> str:
 
 
 def _word(key: str, value: Any) -> str:
-    """Read one of a few words; on and off may be written as switches are."""
+    """Read the value of an enumerated option; on and off may be written as switches are."""
     if isinstance(value, str) and "on" in _WORDS[key]:
         value = _SWITCH.get(value.lower(), value)
     if isinstance(value, bool):
@@ -289,7 +289,7 @@ def _word(key: str, value: Any) -> str:
 
 
 def _value(method: str, key: str, value: Any, known: dict[str, Any]) -> Any:
-    """Read a value as the type that the default of its key has."""
+    """Convert a value to the type of its key's default."""
     if key not in known:
         allowed = ", ".join(known) or "nothing"
         raise SpecError(f"unknown parameter {key!r} of {method}{nearest(key, known)}; it takes: {allowed}")

@@ -1,4 +1,4 @@
-"""What compression costs and saves, counted while training."""
+"""Counters of bytes and time during training."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from hvd_compress.core.collectives import Collective
 
 
 class Stats(NamedTuple):
-    """Totals over all steps so far, of this rank.
+    """Totals of this rank over all steps so far.
 
     Attributes:
         steps: Steps in which gradients were exchanged.
-        gradient_bytes: What the gradients took before compression.
-        bytes_sent: Payload that this rank handed to Horovod: values, indices, scales and all other metadata. What the
-            network carries depends on the collective as well (a ring allreduce moves 2 (n-1)/n times its payload).
-        ratio: ``gradient_bytes / bytes_sent``.
+        gradient_bytes: Bytes of the gradients before compression.
+        bytes_sent: Payload bytes that this rank passed to Horovod: values, indices, scales and all other metadata. The
+            bytes on the network also depend on the collective: a ring allreduce moves 2 (n-1)/n times its payload.
+        ratio: Compression ratio, ``gradient_bytes / bytes_sent``.
         encode_seconds: Time in ``compress``: copying into buckets, compressing, starting collectives. None in
             TensorFlow, where it is part of the graph.
-        wait_seconds: Time spent waiting for collectives that backward did not hide; None in TensorFlow, and where the
-            payload travels as Horovod's own allreduce (none and fp16).
-        decode_seconds: Time in ``decompress`` without the waiting; None in TensorFlow.
+        wait_seconds: Time waiting for collectives that did not overlap with backward. None in TensorFlow, and for
+            ``none`` and ``fp16``, whose payload is Horovod's own allreduce.
+        decode_seconds: Time in ``decompress`` without waiting; None in TensorFlow.
         vnmse: Normalised squared error of the compressed sums, ``||total - exact||^2 / ||exact||^2`` over all steps and
-            compressed tensors; None unless the method was made with ``measure=on``.
+            compressed tensors; None without ``measure=on``.
     """
 
     steps: int
@@ -40,7 +40,7 @@ class Stats(NamedTuple):
 
     @property
     def bytes_per_step(self) -> float:
-        """``bytes_sent / steps``, 0 before the first step."""
+        """Payload bytes per step, 0 before the first step."""
         return self.bytes_sent / max(self.steps, 1)
 
 
@@ -49,7 +49,7 @@ Phase = Literal["encode", "wait", "decode"]
 
 @dataclass
 class Meter:
-    """Counts for `Stats`."""
+    """Mutable counters behind `Stats`; times in seconds."""
 
     steps: int = 0
     gradient_bytes: int = 0
@@ -63,16 +63,16 @@ class Meter:
         self.bytes_sent += message.array.nbytes
 
     def begin(self) -> float:
-        """The beginning of a lap; for `lap`."""
+        """Start a lap; pass the result to `lap`."""
         return time.perf_counter() - self.wait
 
     def lap(self, begin: float) -> float:
-        """Seconds since then, without those in which it waited."""
+        """Return the seconds since `begin`, without waiting."""
         return time.perf_counter() - self.wait - begin
 
     @contextmanager
     def time(self, phase: Phase) -> Iterator[None]:
-        """Add the time of a block to a phase; time inside an inner block counts there only."""
+        """Add the time of a block to a phase; a nested block counts for its own phase only."""
         begin, inside = time.perf_counter(), self.encode + self.wait + self.decode
         try:
             yield
@@ -81,7 +81,7 @@ class Meter:
             setattr(self, phase, getattr(self, phase) + time.perf_counter() - begin - nested)
 
     def read(self, waits: bool) -> Stats:
-        """The totals; ``waits`` tells whether waiting was measured."""
+        """Return the totals; ``waits`` says whether waiting was measured."""
         return Stats(
             self.steps,
             self.gradient_bytes,

@@ -53,14 +53,34 @@ def test_misspelt() -> None:
     ],
 )
 def test_a_value_without_a_name_is_told_the_name_it_needs(name: str, value: object, key: str) -> None:
-    cure = rf"Compression.{name} was given {value!r} without a name: write {name}\({key}={value!r}\)"
+    cure = rf"Compression.{name}\({value!r}\) is missing the parameter's name: write {name}\({key}={value!r}\)"
     with pytest.raises(SpecError, match=cure):
         getattr(COMPRESSION, name)(value)
     assert getattr(COMPRESSION, name)(**{key: value})
 
 
+@pytest.mark.parametrize(
+    ("spec", "factor"),
+    [("topk:ratio=0.999", "1.50"), ("topk:ratio=0.7,every=4", "1.05"), ("gtopk:ratio=0.999", "1.50")],
+)
+def test_a_ratio_that_sends_more_than_no_compression_is_warned_of_once(
+    spec: str, factor: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        COMPRESSION.by_name({"embed*": spec})
+        COMPRESSION.parse(spec)
+    (said,) = caplog.messages
+    assert f"{spec} sends {factor} times the bytes of no compression" in said
+
+
+@pytest.mark.parametrize("spec", [*SPECS, "topk:ratio=0.66", "randomk:ratio=1"])
+def test_other_methods_are_not_warned_of(spec: str, caplog: pytest.LogCaptureFixture) -> None:
+    COMPRESSION.parse(spec)
+    assert not caplog.messages
+
+
 def test_a_value_that_no_parameter_may_have() -> None:
-    with pytest.raises(SpecError, match="was given None without a name: `hvd-compress methods topk` lists the names"):
+    with pytest.raises(SpecError, match="is missing the parameter's name: `hvd-compress methods topk` lists the names"):
         COMPRESSION.topk(None)
 
 
@@ -90,9 +110,9 @@ READY = Catalogue(Compressor)
 def test_what_is_ready_may_be_called() -> None:
     assert READY.fp16() is READY.fp16 and READY.none() is READY.none
     assert READY.fp16(feedback=True, merge=2).method == parse("fp16:feedback=on")
-    with pytest.raises(SpecError, match=r"fp16 was given 0\.1 without a name"):
+    with pytest.raises(SpecError, match=r"fp16\(0\.1\) is missing the parameter's name"):
         READY.fp16(0.1)
-    with pytest.raises(SpecError, match="is a compressor already: pass it as it is"):
+    with pytest.raises(SpecError, match="is a compressor, not a factory: pass it without calling it"):
         READY.topk()()
 
 

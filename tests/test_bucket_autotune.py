@@ -168,7 +168,7 @@ def test_a_saved_search_goes_on() -> None:
 def test_it_says_what_it_found() -> None:
     search = searched(MODEL, lambda cuts: step(cuts, MODEL, *SECONDS["a high fixed cost"]))
     report = search.report()
-    assert report.startswith(f"merge='search' has settled on merge=1 after {search.steps} steps; candidates")
+    assert report.startswith(f"merge='search' chose merge=1 after {search.steps} steps; candidates")
     assert report.count(f"merge={pin(start(MODEL))!r} ") == 1, "all times of a candidate stand beside it"
     assert report.count(" and ") > 1
     assert "merge=1 after 0 steps" in Search([4]).report()

@@ -80,7 +80,7 @@ class Differing(Method):
 )
 def test_ranks_that_ask_for_other_things_are_told(other: Collective) -> None:
     bucket = bucket_of((3,))
-    with pytest.raises(ExchangeError, match=r"must ask for the same collective, but they asked for .*AllReduce of"):
+    with pytest.raises(ExchangeError, match=r"must start the same collective, but they started .*AllReduce of"):
         lockstep(NumpyOps(), Differing(other), bucket, normal(bucket, 4), [()] * 4, local_size=2)
 
 

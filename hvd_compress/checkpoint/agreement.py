@@ -1,6 +1,6 @@
-"""Do all ranks compress the same gradients in the same way? Asked once, before anything is exchanged.
+"""Verify that ranks agree on model and compression, once, before the first exchange.
 
-Ranks that differ would wait for collectives that never come, or add up what does not belong together.
+A mismatch would deadlock the job, or sum unrelated gradients.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from hvd_compress.wrappers.router import Routable
 _JOB = "job"
 
 _BITS = 24
-"""Bits of a digest: few enough that sums of squares over many ranks stay within int64."""
+"""Bits of a digest, so that sums of squares over many ranks fit int64."""
 
 
 def describe(method: Routable, merge: Merge, gradients: Sequence[Gradient], restored: str = "") -> bytes:
-    """Write down everything that the ranks must have in common, as a line of JSON.
+    """Return everything that ranks must agree on, as a line of JSON.
 
     Args:
-        method: What compresses.
-        merge: How gradients are put into buckets.
-        gradients: What is compressed.
-        restored: Identifies the saved state that this rank goes on from; empty for a new one.
+        method: The method.
+        merge: Assignment of gradients to buckets.
+        gradients: The compressed gradients.
+        restored: Identifier of the saved state that this rank resumes from; empty for a new one.
     """
     facts = {
         "hvd_compress version": __version__,
@@ -39,27 +39,27 @@ def describe(method: Routable, merge: Merge, gradients: Sequence[Gradient], rest
         "merge": merge,
         "restored state": restored,
         "parameters": [[g.name, list(g.shape), g.dtype] for g in gradients],
-        _JOB: secrets.randbits(40),  # not of the user's random generators
+        _JOB: secrets.randbits(40),  # leaves the user's random generators untouched
     }
     return json.dumps(facts).encode() + b"\n"
 
 
 def compared(line: bytes) -> dict[str, Any]:
-    """Return what of a line of `describe` must be equal on all ranks."""
+    """Return the facts in a line of `describe` that must be equal on all ranks."""
     facts: dict[str, Any] = json.loads(line)
     del facts[_JOB]
     return facts
 
 
 def job_of(line: bytes) -> int:
-    """Return the number in a line of `describe` that its rank has drawn."""
+    """Return the random job number in a line of `describe`."""
     return int(json.loads(line)[_JOB])
 
 
 def digests(facts: Iterable[Any]) -> list[int]:
-    """Return integers whose sums over the ranks tell which facts are equal on all of them; see `equal`.
+    """Return integers whose sums over the ranks show which facts are equal on all ranks; see `equal`.
 
-    A sum, as Horovod performs no other collective when a rank has called ``hvd.join()``.
+    Sums are the only collective that Horovod supports after a rank has called ``hvd.join()``.
     """
     found = [zlib.crc32(json.dumps(fact).encode()) % 2**_BITS for fact in facts]
     return [1, *(part for digest in found for part in (digest, digest**2))]
@@ -75,57 +75,57 @@ def equal(sums: Sequence[int]) -> list[bool]:
 
 
 def elastic() -> bool:
-    """Whether ranks may come and go in this job."""
+    """Return whether this is an elastic job."""
     return os.environ.get("HOROVOD_ELASTIC") == "1"
 
 
 def refuse_elastic(what: str) -> None:
-    """Refuse something that elastic jobs have no way for.
+    """Reject a feature that is not supported in elastic jobs.
 
     Raises:
         UnsupportedError: Always.
     """
     raise UnsupportedError(
-        f"{what} do not go with this compression in an elastic job, where nobody tells it which of the ranks are new;"
-        " start the job without --min-np/--max-np, or use Compression.none or Compression.fp16"
+        f"{what} are not supported with this compression in an elastic job, as Horovod does not say which ranks are"
+        " new: start the job without --min-np/--max-np, or use Compression.none or Compression.fp16"
     )
 
 
 def refuse_momentum(method: Routable, of_optimizer: Callable[[], float]) -> None:
-    """Refuse to have momentum twice, in the method and in the optimizer, which would make far larger steps.
+    """Reject momentum in both method and optimizer, which would make far larger steps.
 
     Args:
-        method: What compresses.
-        of_optimizer: Gives the optimizer's momentum; called only if it matters.
+        method: The method.
+        of_optimizer: Returns the optimizer's momentum; called only if it matters.
 
     Raises:
-        UnsupportedError: If the optimizer has momentum and the method wants it to have none.
+        UnsupportedError: If the optimizer has momentum and the method requires an optimizer without.
     """
     if method.needs_plain_sgd and (momentum := of_optimizer()):
         raise UnsupportedError(
-            f"the optimizer has a momentum of {momentum:g}, which does not go with {to_spec(method)}: give"
-            " the optimizer none (SGD with momentum=0; Adam's is its first beta), or the method (momentum=0; of signum,"
-            " beta=0; delay=0)"
+            f"the optimizer has a momentum of {momentum:g}, which is not supported with {to_spec(method)}: switch it"
+            " off in the optimizer (SGD with momentum=0; Adam's momentum is its first beta), or in the method"
+            " (momentum=0; for signum, beta=0; delay=0)"
         )
 
 
 def label(gradients: Sequence[Gradient]) -> str:
-    """A short name for a list of parameters, the same on all ranks: part of the names of its collectives.
+    """Return a short name for a list of parameters, the same on all ranks; part of the names of its collectives.
 
-    The last two parts of a name count: Keras 3 puts the name of the model in front, which a loaded model has not.
+    Only the last two parts of a name count: Keras 3 prepends the model's name, but not for a loaded model.
     """
     names = ["/".join(g.name.split("/")[-2:]) for g in gradients]
     return f"{zlib.crc32(json.dumps(names).encode()):08x}"
 
 
 def check(lines: bytes) -> int:
-    """Compare what `describe` gave on each rank.
+    """Compare the facts of all ranks.
 
     Args:
-        lines: The lines of all ranks, in the order of ranks.
+        lines: Lines of `describe` of all ranks, in the order of ranks.
 
     Returns:
-        A number for what these ranks do together from now on, drawn by rank 0. States that they save carry it.
+        The job number of rank 0, which saved states of these ranks carry.
 
     Raises:
         DisagreementError: If they differ; the message names the first rank that differs from rank 0, and both values.
@@ -137,13 +137,13 @@ def check(lines: bytes) -> int:
                 a, b = _shortened(first[fact], other.get(fact))
                 raise DisagreementError(
                     f"the ranks disagree on the {fact}: rank 0 has {a}, rank {rank} has {b};"
-                    " give all ranks the same model and the same compression"
+                    " use the same model and the same compression on all ranks"
                 )
     return job_of(lines.splitlines()[0])
 
 
 def _shortened(a: Any, b: Any) -> tuple[str, str]:
-    """Reduce two lists to the first entry in which they differ."""
+    """Reduce two lists to their first difference."""
     if not (isinstance(a, list) and isinstance(b, list)):
         return repr(a), repr(b)
     i = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

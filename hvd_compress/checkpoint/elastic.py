@@ -1,9 +1,8 @@
-"""Ranks that come and go, in an elastic job.
+"""Resharding when the ranks of an elastic job change.
 
-Horovod tells a compressor nothing of ranks that are lost or join, and a new rank cannot know what the others have gone
-through. So at the beginning of a step (of each, where a driver cannot tell that Horovod was started anew) every rank
-says which set of ranks it has exchanged with last. Where that is not the same set for all, states are dealt out anew:
-survivors keep what is theirs, newcomers start clean, and what must be equal on all ranks is taken from one survivor.
+Horovod does not tell a compressor which ranks are lost or new. So at the beginning of a step, each rank announces the
+set of ranks that it exchanged with last. If the sets differ, states are resharded: survivors keep their own leaves, new
+ranks start with empty ones, and leaves that must be equal on all ranks are copied from one survivor.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from hvd_compress.core.state_tree import flatten, kinds
 from hvd_compress.ops.numpy import NumpyOps
 
 Gather: TypeAlias = Callable[[bytes, str], bytes]
-"""Joins the bytes of all ranks, in the order of ranks, under a name."""
+"""Concatenates the bytes of all ranks, in the order of ranks, by a collective of the given name."""
 
 _ROLL = struct.Struct("<5q")
 _LENGTH = struct.Struct("<q")
 
 
 class Roll(NamedTuple):
-    """What a rank answers in a roll call.
+    """Announcement of a rank in a roll call.
 
     Attributes:
-        token: Number of the set of ranks that it has exchanged with last; 0 for a newcomer.
-        rank: Its number in that set.
-        size: How many they were.
-        label: Of its parameters.
-        steps: That it has done: fewer than others if it broke off a step which they could finish.
+        token: Number of the set of ranks that it exchanged with last; 0 for a new rank.
+        rank: Its rank in that set.
+        size: Size of that set.
+        label: Label of its parameters.
+        steps: Number of its steps; lower than that of others if it aborted a step that they completed.
     """
 
     token: int
@@ -44,12 +43,12 @@ class Roll(NamedTuple):
 
 
 class Meeting(NamedTuple):
-    """What a session goes on with where the ranks have changed.
+    """State to continue with after the ranks have changed.
 
     Attributes:
-        steps: How many there have been.
-        leaves: New states of all buckets; none where all ranks are new.
-        job: The number that the ranks have agreed on.
+        steps: Number of steps so far.
+        leaves: New states of all buckets; empty if all ranks are new.
+        job: Job number that the ranks agreed on.
     """
 
     steps: int
@@ -58,10 +57,10 @@ class Meeting(NamedTuple):
 
 
 class Membership:
-    """The set of ranks that a session exchanges with.
+    """Set of ranks that a session exchanges with.
 
     Args:
-        label: A number that stands for its parameters, the same on all ranks.
+        label: Number that identifies the parameters, the same on all ranks.
     """
 
     def __init__(self, label: int) -> None:
@@ -70,20 +69,20 @@ class Membership:
     def meet(
         self, world: World, steps: int, gather: Gather, facts: bytes, kept: Callable[[], Mapping[str, Kept]]
     ) -> Meeting | None:
-        """Find out whether the ranks are those of the step before.
+        """Compare the current ranks with those of the previous step, and reshard states if they differ.
 
         Args:
-            world: This rank among those of now.
-            steps: That it has done.
-            gather: Communicates.
-            facts: From `agreement.describe`.
-            kept: Gives the states of all buckets; called if they are needed.
+            world: The current ranks.
+            steps: Number of this rank's steps.
+            gather: Collective to communicate with.
+            facts: Facts from `agreement.describe`.
+            kept: Returns the states of all buckets; called only if needed.
 
         Returns:
-            None if they are.
+            The state to continue with; None if the ranks are the same.
 
         Raises:
-            DisagreementError: If a newcomer is not set up as the others are.
+            DisagreementError: If a new rank has another model or other settings.
         """
         mine = self._roll._replace(steps=steps)
         rolls = [Roll(*row) for row in _ROLL.iter_unpack(gather(_ROLL.pack(*mine), "hvd_compress.roll"))]
@@ -97,7 +96,7 @@ class Membership:
 
 
 def _dealt_out(kept: Mapping[str, Kept], rolls: list[Roll], world: World, gather: Gather) -> dict[str, Leaves]:
-    """The states of this rank, made of those of all survivors."""
+    """Return the states of this rank, resharded from those of all survivors."""
     survivors = sorted((rank for rank, roll in enumerate(rolls) if roll.token), key=lambda rank: -rolls[rank].token)
     mine: dict[str, Leaves] = {}
     fresh = {key: k.method.init(NumpyOps(), k.bucket, world.size) for key, k in kept.items()}
@@ -122,7 +121,7 @@ def _dealt_out(kept: Mapping[str, Kept], rolls: list[Roll], world: World, gather
 
 
 def _parts(data: bytes) -> list[bytes]:
-    """Cut what was gathered, each part with its length in front."""
+    """Split gathered bytes into parts, each preceded by its length."""
     parts, place = [], 0
     while place < len(data):
         (length,) = _LENGTH.unpack_from(data, place)

@@ -1,7 +1,7 @@
-"""Reshard states: to another number of ranks, to survivors and newcomers, to other buckets.
+"""Reshard states to another world size, to survivors and new ranks, or to other buckets.
 
-All in numpy and without communication: `hvd_compress.checkpoint.state_files` and `hvd_compress.checkpoint.elastic`
-bring the states.
+It is pure numpy without communication; `hvd_compress.checkpoint.state_files` and `hvd_compress.checkpoint.elastic`
+collect the states.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
 
 Leaves: TypeAlias = Mapping[str, Any]
-"""The leaves of a state by name, as numpy arrays and ints."""
+"""Leaves of a state by name, as numpy arrays and ints."""
 
 _EQUAL = (Role.SHARED, Role.MEASURED)
 _CUT = (Per.COORDINATE, Per.GRADIENT)
 
 
 class Former(NamedTuple):
-    """What a rank of before has left.
+    """State of a former rank.
 
     Attributes:
-        leaves: Of its state; those that nobody needs may be missing.
-        rank: Its number then.
-        heir: The rank that goes on with what it kept.
+        leaves: Leaves of its state; those that no rank needs may be missing.
+        rank: Its former rank.
+        heir: Rank that inherits its leaves.
     """
 
     leaves: Leaves
@@ -44,17 +44,17 @@ class Former(NamedTuple):
 def redistribute(
     fresh: Leaves, kinds: Mapping[str, Kind], numel: int, formers: Sequence[Former], size: int, world: World
 ) -> dict[str, Any]:
-    """Make the state of one rank from the states of the ranks of before.
+    """Make the state of one rank from the states of the former ranks.
 
-    The sum over the ranks of what is ``Role.OWN`` stays the same, as far as all ranks of before are there.
+    The sum over the ranks of ``Role.OWN`` leaves is preserved if all former ranks are given.
 
     Args:
-        fresh: A new state of this rank.
-        kinds: Of its leaves.
-        numel: Elements of the bucket.
-        formers: The ranks of before; the first one tells what is equal on all. At least one.
-        size: How many there were.
-        world: The ranks of now.
+        fresh: Initial state of this rank.
+        kinds: Kinds of its leaves.
+        numel: Number of elements of the bucket.
+        formers: Former ranks, at least one; leaves that are equal on all ranks are taken from the first one.
+        size: Former world size.
+        world: The current ranks.
     """
 
     def leaf(path: str, new: Any) -> Any:
@@ -77,7 +77,7 @@ def redistribute(
 
 
 def _part(path: str, new: Any, numel: int, formers: Sequence[Former], size: int, world: World) -> Any:
-    """Put the parts of a vector together and cut it anew."""
+    """Join the shards of a vector and return this rank's new shard."""
     length = -(-numel // size)
     whole = np.zeros(max(size * length, numel), new.dtype)
     for former in formers:
@@ -89,13 +89,13 @@ def _part(path: str, new: Any, numel: int, formers: Sequence[Former], size: int,
 
 
 def _beside(path: str, kinds: Mapping[str, Kind]) -> str:
-    """The leaf that a total is the sum of."""
+    """Return the name of the leaf that a total sums."""
     place = path.rpartition(".")[0]
     return next(p for p, kind in kinds.items() if kind.role is Role.OWN and p.rpartition(".")[0] == place)
 
 
 def needed_by_others(leaves: Leaves, kinds: Mapping[str, Kind], first: bool) -> dict[str, Any]:
-    """The leaves of a rank that `redistribute` wants on other ranks; ``first``: as the first of the formers."""
+    """Return the leaves that `redistribute` needs on other ranks; ``first`` if the rank is the first of the formers."""
     needed = {Role.SERVED, *(_EQUAL if first else ())}
     if any(kind.role is Role.TOTAL for kind in kinds.values()):
         needed.add(Role.OWN)
@@ -103,13 +103,13 @@ def needed_by_others(leaves: Leaves, kinds: Mapping[str, Kind], first: bool) -> 
 
 
 class Kept(NamedTuple):
-    """The state of a bucket on this rank.
+    """State of a bucket on this rank.
 
     Attributes:
-        names: Identities of its parameters, in order.
-        bucket: Their shapes.
-        method: What carries it.
-        leaves: The state.
+        names: Identifiers of its parameters, in order.
+        bucket: Shapes and dtype.
+        method: Its method.
+        leaves: Leaves of the state.
     """
 
     names: Sequence[Any]
@@ -119,15 +119,15 @@ class Kept(NamedTuple):
 
 
 def inherit(fresh: Kept, formers: Sequence[Kept]) -> dict[str, Any]:
-    """Carry over to a new bucket what former buckets of the same rank kept of the same parameters.
+    """Return the state of a new bucket, taken over from former buckets of the same rank.
 
-    What is kept of each gradient, such as residuals and the factors of low-rank methods, is taken over parameter by
-    parameter, counters from the first bucket of the same method, and all else by a bucket of the very same parameters
-    alone (see `divisible`). The same on all ranks if it is called alike on all.
+    Leaves per gradient, such as residuals and low-rank factors, are taken over parameter by parameter. Counters come
+    from the first former bucket with the same method. All other leaves need a former bucket with exactly the same
+    parameters (see `divisible`).
 
     Args:
-        fresh: The new bucket with a new state.
-        formers: Buckets of before.
+        fresh: The new bucket with its initial state.
+        formers: Former buckets.
     """
     formers = [former for former in formers if former.method == fresh.method]
     for former in formers:
@@ -143,7 +143,7 @@ def inherit(fresh: Kept, formers: Sequence[Kept]) -> dict[str, Any]:
 
 
 def divisible(kept: Kept) -> bool:
-    """Whether other buckets of the same parameters `inherit` all that this one keeps: nothing is lost."""
+    """Return whether other buckets of the same parameters can `inherit` this state without loss."""
     return all(kind.per is Per.BUCKET or kind.per in _CUT for kind in _kinds(kept).values())
 
 
@@ -152,7 +152,7 @@ def _kinds(kept: Kept) -> dict[str, Kind]:
 
 
 def _joined(path: str, per: Per, fresh: Kept, formers: Sequence[Kept]) -> Any:
-    """Return a leaf with the pieces of all parameters that former buckets had."""
+    """Return a leaf joined from the pieces of former buckets."""
     vector, places = deepcopy(fresh.leaves[path]), _places(path, per, fresh)
     for former in formers:
         for name, place in _places(path, per, former).items():
@@ -162,7 +162,7 @@ def _joined(path: str, per: Per, fresh: Kept, formers: Sequence[Kept]) -> Any:
 
 
 def _places(path: str, per: Per, kept: Kept) -> dict[Any, slice]:
-    """Return where the pieces of the parameters are in a leaf that can be cut."""
+    """Return the slice of each parameter in a leaf that can be split."""
     bucket = kept.bucket
     sizes = (
         bucket.sizes
@@ -175,7 +175,7 @@ def _places(path: str, per: Per, kept: Kept) -> dict[Any, slice]:
 
 @cache
 def _alone(method: Method, shape: Shape, dtype: str) -> dict[str, int]:
-    """Return how long the leaves of a gradient are that has a bucket for itself."""
+    """Return the lengths of the leaves of a gradient in a bucket of its own."""
     state = method.init(NumpyOps(), Bucket("", (shape,), dtype), 1)
     return {path: np.size(leaf) for path, leaf in flatten(state).items()}
 

@@ -1,7 +1,7 @@
-"""Which files in a folder make up a save: their names, and whether they are complete and belong together.
+"""Find the files of a save, and check that they are complete and belong together.
 
-Ranks save and load without talking to each other. What tells saves apart is what the ranks share: the number that they
-agreed on when they began to exchange gradients (`hvd_compress.checkpoint.agreement.check`), and their steps since.
+Ranks save and load without communication. The job number that they agreed on before the first exchange
+(`hvd_compress.checkpoint.agreement.check`) and their number of steps identify a save.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Moment: TypeAlias = tuple[int, int]
 
 
 class File(NamedTuple):
-    """The file of a rank.
+    """File of a rank.
 
     Attributes:
-        number: Of the save, counted up in the folder.
-        rank: Which rank.
-        size: How many there were.
+        number: Number of the save, counted up in the folder.
+        rank: The rank.
+        size: World size.
     """
 
     number: int
@@ -33,11 +33,11 @@ class File(NamedTuple):
     size: int
 
     def path(self, folder: Path) -> Path:
-        """Return where the file is."""
+        """Return the path of the file."""
         return folder / f"hvd_compress-{self.number:06d}-{self.rank:05d}-of-{self.size:05d}.npz"
 
     def partial(self, folder: Path) -> Path:
-        """Return where the file is while it is written."""
+        """Return the temporary path of the file while it is written."""
         return self.path(folder).with_suffix(".partial")
 
 
@@ -50,13 +50,13 @@ def files_in(folder: Path) -> list[File]:
 
 
 def number_of(older: Saved | None, mine: Saved, highest: int) -> int:
-    """Return the number under which a rank saves.
+    """Return the number of the save that a rank's file belongs to.
 
     Args:
-        older: From the files with the highest number in the folder: that of this rank, otherwise that of any other;
-            None if there is none that can be read.
-        mine: What the rank saves.
-        highest: The highest number in the folder, otherwise 0.
+        older: File with the highest number in the folder: that of this rank, or else of any other; None if there is no
+            readable one.
+        mine: State to save.
+        highest: Highest number in the folder, or 0.
     """
     if older is None or older.size != mine.size:
         return highest + 1
@@ -68,7 +68,7 @@ def number_of(older: Saved | None, mine: Saved, highest: int) -> int:
 
 
 def identity(saved: Saved) -> set[tuple[str, int, int, int, int]]:
-    """Return what tells the content of a file from that of other saves; nothing if it holds no state."""
+    """Return the identifiers of the sessions in a file; empty if it holds no state."""
     return {
         (name, session.job, session.steps, session.rank, session.size)
         for part in (saved, *saved.carried)
@@ -77,18 +77,18 @@ def identity(saved: Saved) -> set[tuple[str, int, int, int, int]]:
 
 
 def follows(mine: Saved, older: Saved) -> bool:
-    """Tell whether a save is a later one of the same job, so that all ranks have exchanged gradients in between."""
+    """Return whether a save is a later one of the same job, so that all ranks have exchanged gradients in between."""
     now, then = _of_all_ranks(mine), _of_all_ranks(older)
     return any(now[name][0] == then[name][0] and now[name][1] > then[name][1] for name in now.keys() & then.keys())
 
 
 def _may_belong_together(a: Saved, b: Saved) -> bool:
-    """Compare the files of two ranks."""
+    """Return whether the files of two ranks may be of the same save."""
     ours, theirs = _of_all_ranks(a), _of_all_ranks(b)
     both = ours.keys() & theirs.keys()
     if (ours or theirs) and not both:
         return False
-    # Groups of ranks that have nothing in common agree on numbers of their own.
+    # Disjoint process sets have different job numbers.
     names = a.sessions.keys() & b.sessions.keys() - both
     return all(ours[name] == theirs[name] for name in both) and all(
         a.sessions[name].steps == b.sessions[name].steps for name in names
@@ -96,16 +96,16 @@ def _may_belong_together(a: Saved, b: Saved) -> bool:
 
 
 def _of_all_ranks(saved: Saved) -> dict[str, Moment]:
-    """Return when the sessions that all ranks take part in were saved."""
+    """Return job and steps of the sessions that all ranks take part in."""
     return {name: (s.job, s.steps) for name, s in saved.sessions.items() if s.size == saved.size}
 
 
 def flaw(found: Sequence[Saved], size: int) -> str:
-    """Tell why the files of a save cannot be loaded; empty if they can.
+    """Return why the files of a save cannot be loaded; empty if they can.
 
     Args:
         found: The files, without their arrays.
-        size: How many ranks have saved.
+        size: World size when they were saved.
     """
     missing = sorted(set(range(size)) - {one.rank for one in found})
     if missing:
@@ -118,9 +118,9 @@ def flaw(found: Sequence[Saved], size: int) -> str:
 
 
 def common(every: Sequence[Saved]) -> set[str]:
-    """Return the sessions that can be restored.
+    """Return the names of the sessions that can be restored.
 
-    One of all ranks that is not in all files is that of a model which is gone: some ranks may have noticed earlier.
+    A session of all ranks that is missing in some files belongs to a deleted model, which some ranks noticed earlier.
     """
     names = {name for one in every for part in (one, *one.carried) for name in part.sessions}
     of_all = {name for one in every for name in _of_all_ranks(one)}
@@ -128,7 +128,7 @@ def common(every: Sequence[Saved]) -> set[str]:
 
 
 def _flaws(name: str, every: Sequence[Saved]) -> Iterator[str]:
-    """Tell what is wrong with the states of a session."""
+    """Yield the faults of a session's states."""
     groups: dict[int, list[SavedSession]] = {}
     for one in every:
         for part in (one, *one.carried):
@@ -141,4 +141,4 @@ def _flaws(name: str, every: Sequence[Saved]) -> Iterator[str]:
         elif sorted(session.rank for session in sessions) != list(range(sessions[0].size)):
             yield "its files are of different jobs"
         elif len({(session.shared, repr(session.merge)) for session in sessions}) > 1:
-            yield "the ranks had drifted apart when they saved it: what all of them keep is not equal"
+            yield "the ranks had diverged when they saved it: state that must be equal on all ranks is not"

@@ -1,4 +1,4 @@
-"""Saving and loading of a compressor's state, the same in each framework."""
+"""Save and load the state of a compressor, in the same way for each framework."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from hvd_compress.core.collectives import World
 
 
 class Saving:
-    """A compressor whose state is saved in files, one for each rank."""
+    """Mixin for compressors that save their state to files, one per rank."""
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the state of this rank to a file in a folder that all ranks share; all save after the same step.
+        """Save the state of this rank to a file in a folder that all ranks share.
 
-        Each save has files of its own. Those of saves before the last complete one are removed.
+        Call it on all ranks after the same step. Each save writes new files; files older than the last complete save
+        are removed.
 
         Returns:
-            The file: a ``.npz`` archive without pickle.
+            Path of the file, a ``.npz`` archive without pickle.
         """
         return state_files.save(folder, self._saved())
 
     def load(self, folder: str | os.PathLike[str]) -> None:
-        """Go on from the newest complete save in a folder, of any number of ranks; before the first step, or after it.
+        """Load the newest complete save in a folder, before or after the first step.
 
-        Saves that are not complete are skipped with a warning. With another number of ranks than has saved, the
-        residuals are dealt out, and their sum stays the same.
+        Incomplete saves are skipped with a warning. If the world size has changed, residuals are resharded and their
+        sum is preserved.
 
         Raises:
-            StateError: If no save is complete, a file is damaged, or the states do not fit. Nothing is changed.
+            StateError: If no save is complete, a file is damaged, or a state does not match. Nothing is changed.
         """
         world = self._world()
         self._load(state_files.load(folder, world.rank, world.size))
@@ -44,9 +45,9 @@ class Saving:
         raise NotImplementedError
 
     def _load(self, saved: list[Saved]) -> None:
-        """Go on from states that ranks have saved.
+        """Load the saved states of one or all ranks.
 
         Raises:
-            StateError: If they do not fit. Nothing is changed.
+            StateError: If they do not match. Nothing is changed.
         """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Saved states, and how each rank gets its own back, whatever the number of ranks was when they were saved."""
+"""Saved states, and how to restore them on each rank, also with another world size."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from hvd_compress.ops.numpy import NumpyOps
 FORMAT = "hvd_compress/2"
 
 Buckets: TypeAlias = Mapping[str, Leaves]
-"""The states of a session: bucket, then leaf."""
+"""States of a session: leaves by bucket."""
 
 
 class SavedSession(NamedTuple):
-    """The states of all buckets of one optimizer, as one rank has saved them.
+    """Saved states of all buckets of one optimizer on one rank.
 
     Attributes:
-        rank: Which rank, among those that the optimizer reduces over.
-        size: How many there were.
-        steps: How many steps there had been: the same on all ranks that have saved together.
-        buckets: The states.
-        merge: The partition that the buckets are of; None if it was not saved: that of the session.
-        search: Timings of the search for a better one so far; None if it has ended.
-        job: The number that the ranks had agreed on (see `hvd_compress.checkpoint.agreement.check`). States of the same
-            job and step belong together.
-        shared: Checksum of what must be equal on all ranks, from `fingerprint`.
-        came: How the gradient of each parameter came in the first step, for adapters whose buckets depend on it.
+        rank: Rank within the optimizer's process set.
+        size: Size of the process set.
+        steps: Number of steps; the same on all ranks that saved together.
+        buckets: Leaves by bucket.
+        merge: Partition of the buckets; None if it was not saved and is that of the session.
+        search: Timings of the bucket autotuning so far; None if it has ended.
+        job: Job number that the ranks agreed on (see `hvd_compress.checkpoint.agreement.check`). States of the same job
+            and step belong together.
+        shared: Checksum of leaves that must be equal on all ranks, from `fingerprint`.
+        came: How the gradient of each parameter arrived in the first step, if buckets depend on it.
     """
 
     rank: int
@@ -49,14 +49,14 @@ class SavedSession(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What a compressor of one rank has saved.
+    """Saved state of a compressor on one rank.
 
     Attributes:
-        method: Spec of its method.
-        rank: Which rank.
-        size: How many there were.
-        sessions: By name.
-        carried: States of another number of ranks that no session has taken over yet: they are passed on unchanged.
+        method: Spec string of its method.
+        rank: The rank.
+        size: World size.
+        sessions: States of its optimizers, by name.
+        carried: States of another world size that no optimizer has taken over yet; passed on unchanged.
     """
 
     method: str
@@ -70,8 +70,8 @@ def fingerprint(buckets: Buckets, kinds: Mapping[str, Mapping[str, Kind]]) -> in
     """Return a checksum of the leaves that must be equal on all ranks.
 
     Args:
-        buckets: The states of a session.
-        kinds: What their leaves are, from `hvd_compress.core.state_tree.kinds`.
+        buckets: States of a session.
+        kinds: Kinds of the leaves by bucket, from `hvd_compress.core.state_tree.kinds`.
     """
     checksum = 0
     for key, leaves in sorted(buckets.items()):
@@ -84,7 +84,7 @@ def fingerprint(buckets: Buckets, kinds: Mapping[str, Mapping[str, Kind]]) -> in
 
 
 def to_dict(saved: Saved, convert: Callable[[Any], Any]) -> dict[str, Any]:
-    """Give a saved state as dicts, strings, numbers and converted leaves."""
+    """Convert a saved state to dicts, strings, numbers and converted leaves."""
     sessions = {
         name: {
             **session._asdict(),
@@ -102,14 +102,17 @@ def from_dict(state: Any, convert: Callable[[Any], Any]) -> Saved:
     """Undo `to_dict`.
 
     Raises:
-        StateError: If it is something else.
+        StateError: If ``state`` is not a saved state, or damaged.
     """
     if not isinstance(state, Mapping) or not str(state.get("format")).startswith("hvd_compress/"):
-        raise StateError(f"this is not a state of a compressor: expected a dict with format={FORMAT!r}")
+        raise StateError(
+            f"this is not a compressor's state: pass what compression.state_dict() returned, a dict with"
+            f" format={FORMAT!r}"
+        )
     if state["format"] != FORMAT:
         raise StateError(
-            f"this state has format={state['format']!r}, and this version of hvd_compress reads {FORMAT!r} only: start"
-            " without it (residuals begin at zero), or load it with the version that saved it"
+            f"this state has format={state['format']!r}, but this version of hvd_compress reads {FORMAT!r} only: start"
+            " without loading (residuals begin at zero), or load it with the version that saved it"
         )
     try:
         sessions = {
@@ -131,72 +134,71 @@ def from_dict(state: Any, convert: Callable[[Any], Any]) -> Saved:
         carried = tuple(from_dict(part, convert) for part in state["carried"])
         return Saved(str(state["method"]), int(state["rank"]), int(state["size"]), sessions, carried)
     except (AttributeError, KeyError, SpecError, TypeError, ValueError) as error:
-        raise StateError(f"this state of a compressor is damaged: {error!r}; take another one") from error
+        raise StateError(f"this state of a compressor is damaged: {error!r}; load another one") from error
 
 
 def _partition(merge: Any, search: Any) -> tuple[Merge | None, list[tuple[float, ...]] | None]:
-    """Read what a session has saved of its partition and the search for it."""
+    """Read the partition and the autotuning of a saved session."""
     if merge is not None:
         check_merge(merge)
     return merge, None if search is None else [tuple(map(float, timing)) for timing in search]
 
 
 class Restorable(Protocol):
-    """A session of an adapter."""
+    """Interface of sessions: the buckets of one optimizer."""
 
     @property
     def world(self) -> World:
-        """The ranks that it exchanges with."""
+        """Ranks that it exchanges with."""
 
     def by_bucket(self, saved: SavedSession | None = None) -> Mapping[str, Kept]:
-        """The states of all buckets; new ones for those of a saved state, if the session can go on with them."""
+        """Return the states of all buckets, or initial states for the buckets of a saved state."""
 
     def restore(self, saved: SavedSession) -> None:
-        """Take over states that have been checked."""
+        """Restore states that have been checked."""
 
 
 class Loaded:
-    """States that were loaded and wait for the optimizers that they belong to."""
+    """Loaded states that wait for their optimizers."""
 
     def __init__(self) -> None:
         self._saved: list[Saved] = []
 
     def put(self, saved: Sequence[Saved], method: str) -> None:
-        """Take in the states of one or all ranks, in the place of what is waiting.
+        """Replace the waiting states by those of one or all ranks.
 
         Raises:
-            StateError: If they are of another method. Nothing is changed.
+            StateError: If they belong to another method. Nothing is changed.
         """
         for one in saved:
             if one.method != method:
                 raise StateError(
-                    f"this state is of {one.method!r}, but the compressor is {method!r}: make the compressor from the"
-                    f" spec {one.method!r} to go on from this state, or start without loading it (residuals begin at"
-                    " zero)"
+                    f"this state belongs to {one.method!r}, but the compressor is {method!r}: resume with the"
+                    f" method {one.method!r}, or start without loading (residuals begin at zero)"
                 )
         self._saved = [part for one in saved for part in (one._replace(carried=()), *one.carried)]
 
     def names(self) -> set[str]:
-        """The sessions that something waits for."""
+        """Return the names of the sessions with waiting states."""
         return {name for saved in self._saved for name in saved.sessions}
 
     def find(self, name: str, fresh: Mapping[str, Kept], world: World) -> SavedSession | None:
-        """Give a session what was saved of it; None if there is nothing.
+        """Return the waiting state of a session; None if there is none.
 
         Raises:
-            StateError: If it does not fit.
+            StateError: If it does not match.
         """
         return restored(self._saved, name, fresh, world) if name in self.names() else None
 
     def forget(self, name: str) -> None:
-        """Let go of what a session has taken over."""
+        """Remove the state of a session that has taken it over."""
         self._saved = [s._replace(sessions={n: v for n, v in s.sessions.items() if n != name}) for s in self._saved]
 
     def give(self, sessions: Mapping[str, Restorable]) -> set[str]:
-        """Give sessions what was saved of them, all or none; tells which of them got something.
+        """Restore the waiting states of sessions, all or none, and return the names of the restored ones.
 
         Raises:
-            StateError: If something does not fit.
+            StateError: If a state does not match.
         """
         found = {name: self.find(name, s.by_bucket(self._first(name)), s.world) for name, s in sessions.items()}
         given = {name: saved for name, saved in found.items() if saved is not None}
@@ -206,18 +208,18 @@ class Loaded:
         return set(given)
 
     def _first(self, name: str) -> SavedSession | None:
-        """What the first of the ranks has saved of a session; None if nothing is known of it."""
+        """Return the waiting state of a session of any one rank; None if there is none."""
         return next((saved.sessions[name] for saved in self._saved if name in saved.sessions), None)
 
     def join(self, method: str, world: World, sessions: Mapping[str, SavedSession]) -> Saved:
-        """Return what a rank has to save: its sessions, and what still waits for sessions of its own.
+        """Return the state to save: that of the given sessions, and the states that still wait.
 
-        Each rank carries on a part of what another number of ranks has saved, so that all ranks together lose nothing.
+        Waiting states of another world size are distributed over the ranks, so that all ranks together keep them.
 
         Args:
-            method: Spec of the compressor's method.
-            world: This rank among those of now.
-            sessions: The sessions that have begun, by name.
+            method: Spec string of the compressor's method.
+            world: The current ranks.
+            sessions: States of the sessions that have begun, by name.
         """
         own: dict[str, SavedSession] = {}
         carried: list[Saved] = []
@@ -231,24 +233,23 @@ class Loaded:
 
 
 def restored(saved: Sequence[Saved], name: str, fresh: Mapping[str, Kept], world: World) -> SavedSession:
-    """Make the states of a session on this rank from those of the ranks that have saved.
+    """Return the state of a session on this rank, made from the saved states of one or all ranks.
 
-    Where their number was another, each rank takes over what belonged to the ranks with its number modulo the number of
-    ranks of now.
+    If the world size has changed, each rank inherits from the former ranks that equal its own modulo the current size.
 
     Args:
-        saved: From `load`.
-        name: Of the session.
-        fresh: Its buckets with new states.
-        world: This rank among those of now.
+        saved: Saved states.
+        name: Name of the session.
+        fresh: Its buckets with initial states.
+        world: The current ranks.
 
     Raises:
-        StateError: If the states are of another model or rank, or do not belong together.
+        StateError: If the states belong to another model or rank, or not to one save.
     """
     sessions = sorted((s.sessions[name] for s in saved if name in s.sessions), key=lambda session: session.rank)
     if len({(session.job, session.steps) for session in sessions}) != 1:
         moments = ", ".join(f"step {session.steps} of job {session.job:x}" for session in sessions)
-        raise StateError(f"the states of the ranks do not belong together ({moments}); load those of one save")
+        raise StateError(f"the states of the ranks are of different saves ({moments}): load those of one save")
     first = sessions[0]
     complete = [session.rank for session in sessions] == list(range(first.size))
     own = [session for session in sessions if (session.rank, session.size) == (world.rank, world.size)]
@@ -258,11 +259,14 @@ def restored(saved: Sequence[Saved], name: str, fresh: Mapping[str, Kept], world
     elif not complete:
         raise StateError(
             f"this state was saved on rank {first.rank} of {first.size} and cannot be restored on rank {world.rank} of"
-            f" {world.size}: residuals belong to their rank; give each rank its own state, or the folder with the files"
-            " of all ranks to compression.load, which deals them out"
+            f" {world.size}, as each rank has its own residual: load the state of the same rank, or pass the folder"
+            " with the files of all ranks to compression.load, which reshards them"
         )
     if any(set(session.buckets) != set(fresh) for session in sessions):
-        raise StateError(f"the saved buckets {sorted(first.buckets)} do not fit: the model or merge= has changed")
+        raise StateError(
+            f"the saved buckets are {sorted(first.buckets)}, but the model has {sorted(fresh)}: resume with the model"
+            " and merge= that were saved"
+        )
     buckets: dict[str, Leaves] = {}
     for key, kept in fresh.items():
         expected = kinds(kept.method.init(NumpyOps(), kept.bucket, world.size))
@@ -278,12 +282,12 @@ def restored(saved: Sequence[Saved], name: str, fresh: Mapping[str, Kept], world
 
 
 def _check(key: str, fresh: Leaves, saved: Leaves, kinds: Mapping[str, Kind]) -> None:
-    """Compare saved leaves with those of a new state; what is known to be a rank's part may be of another shape."""
+    """Compare saved leaves with those of an initial state; the shapes of shards may differ."""
     for path, leaf in fresh.items():
         old, new = np.asarray(leaf), np.asarray(saved.get(path))
         fits = new.dtype == old.dtype and (new.shape == old.shape or kinds.get(path, Kind()).per is Per.PART)
         if not fits:
             raise StateError(
-                f"{path!r} of bucket {key!r} does not fit: expected shape {old.shape} and {old.dtype}, got shape"
-                f" {new.shape} and {new.dtype}; restore with the model, merge= and method that were saved"
+                f"{path!r} of bucket {key!r} does not match: expected shape {old.shape} and {old.dtype}, got shape"
+                f" {new.shape} and {new.dtype}; resume with the model, merge= and method that were saved"
             )

@@ -1,8 +1,8 @@
-"""Saved states: one file for each rank, readable by any number of ranks.
+"""Saved states as files, one per rank, loadable with any world size.
 
-A save is complete or it is not there: each save has files of its own, each file appears as a whole, and `load` takes
-the newest save that is complete. Older files are removed only once a newer save is complete. A file is a zip archive of
-numpy arrays (``.npz``), so that each array has a checksum and nothing in it can run code.
+Saves are atomic: each save writes new files, each file appears as a whole, and `load` takes the newest complete save.
+Older files are removed only after a newer save is complete. A file is a zip archive of numpy arrays (``.npz``), so each
+array has a checksum and no content can run code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOG = logging.getLogger("hvd_compress")
 
 
 def dump(leaves: Leaves, header: Mapping[str, Any]) -> bytes:
-    """Write named arrays and ints, and a header of plain values, to bytes."""
+    """Serialise named arrays and ints, and a header of plain values."""
     file = io.BytesIO()
     text = np.frombuffer(json.dumps(header).encode(), np.uint8)
     np.savez(file, **{_HEADER: text, **{f"/{path}": np.asarray(leaf) for path, leaf in leaves.items()}})
@@ -36,16 +36,16 @@ def dump(leaves: Leaves, header: Mapping[str, Any]) -> bytes:
 
 
 def parse(data: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Undo `dump`: the leaves, all as arrays, and the header.
+    """Undo `dump`: return the leaves as arrays, and the header.
 
     Raises:
-        ValueError: If the bytes are not what `dump` wrote.
+        ValueError: If the bytes are damaged or not from `dump`.
     """
     return _parse(io.BytesIO(data), whole=True)
 
 
 def _parse(source: IO[bytes], whole: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the header, and the leaves where the whole is wanted."""
+    """Read the header, and the leaves if ``whole``."""
     try:
         with np.load(source, allow_pickle=False) as file:
             arrays = {name: file[name] for name in (file.files if whole else [_HEADER])}
@@ -62,31 +62,31 @@ def read(path: Path, whole: bool = True) -> Saved:
 
     Args:
         path: The file.
-        whole: Read the arrays too; otherwise their names are in their places.
+        whole: Read the arrays too; otherwise their names replace them.
 
     Raises:
-        StateError: If it is missing, damaged, or not such a file.
+        StateError: If it is missing, damaged, or not a saved state.
     """
     try:
         with path.open("rb") as file:
             arrays, header = _parse(file, whole)
         return from_dict(header, arrays.__getitem__ if whole else str)
     except OSError as error:
-        raise StateError(f"{path} cannot be read: {error.strerror}; each rank saves a file of its own") from error
+        raise StateError(f"{path} cannot be read: {error.strerror}; each rank saves and loads its own file") from error
     except StateError as error:
         raise StateError(f"{path}: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise StateError(
-            f"{path} is damaged, or is not a state that compression.save has written ({error}); remove the files of"
-            " this save on all ranks to go on from an older one"
+            f"{path} is damaged, or was not written by compression.save ({error}): remove the files of this save on all"
+            " ranks to resume from an older one"
         ) from error
 
 
 def save(folder: str | os.PathLike[str], saved: Saved) -> Path:
-    """Write the file of a rank, and remove its files of saves that are out of date.
+    """Write the file of a rank, and remove its files of outdated saves.
 
     Returns:
-        The file.
+        Path of the file.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def save(folder: str | os.PathLike[str], saved: Saved) -> Path:
 
 
 def _number(folder: Path, saved: Saved) -> int:
-    """Return the number of the save that a rank writes its part of."""
+    """Return the number of the save that a rank's file belongs to."""
     there = files_in(folder)
     if not there:
         return 1
@@ -127,7 +127,7 @@ def _glance(folder: Path, file: File) -> Saved | None:
 
 
 def _write(path: Path, partial: Path, data: bytes) -> None:
-    """Make a file appear as a whole or not at all, even if the machine fails."""
+    """Write a file atomically, even if the machine fails."""
     with partial.open("wb") as file:
         file.write(data)
         file.flush()
@@ -144,9 +144,9 @@ def _clean_up(folder: Path, number: int, saved: Saved) -> None:
     """Remove a rank's files of all saves before the previous one, if that is complete.
 
     Args:
-        folder: Where they are.
-        number: Of the save that the ranks are writing.
-        saved: This rank's part of it.
+        folder: The folder.
+        number: Number of the save that the ranks are writing.
+        saved: This rank's state in it.
     """
     for partial in folder.glob(File(number, saved.rank, saved.size).partial(folder).name.replace(f"{number:06d}", "*")):
         partial.unlink(missing_ok=True)
@@ -173,7 +173,7 @@ def _inspect(folder: Path, there: Sequence[File], number: int, size: int) -> tup
     """Read the files of a save without their arrays.
 
     Returns:
-        The files of all ranks, and why they cannot be loaded: empty if they can.
+        The files of all ranks, and the reason why they cannot be loaded, empty if they can.
     """
     files = [file for file in there if (file.number, file.size) == (number, size)]
     try:
@@ -184,10 +184,10 @@ def _inspect(folder: Path, there: Sequence[File], number: int, size: int) -> tup
 
 
 def load(folder: str | os.PathLike[str], rank: int, size: int) -> list[Saved]:
-    """Read what a rank needs of the newest complete save; saves that are not complete are skipped with a warning.
+    """Read what a rank needs of the newest complete save; incomplete saves are skipped with a warning.
 
     Returns:
-        The file of this rank alone if as many ranks have saved, each its own states; otherwise those of all ranks.
+        The file of this rank alone if the world size is unchanged; otherwise those of all ranks.
 
     Raises:
         StateError: If no save is complete, or a file of the newest complete save is damaged.
@@ -198,29 +198,29 @@ def load(folder: str | os.PathLike[str], rank: int, size: int) -> list[Saved]:
         found, why = _inspect(folder, there, number, before)
         if not why:
             for skipped in flaws:
-                _LOG.warning("%s: skipped %s; going on from save %d", folder, skipped, number)
+                _LOG.warning("%s: skipped %s; resuming from save %d", folder, skipped, number)
             return _needed(folder, number, rank, size, found)
         flaws.append(f"save {number} (hvd_compress-{number:06d}-*-of-{before:05d}.npz): {why}")
     if not flaws:
         raise StateError(
-            f"{folder} holds no state that compression.save has written (those of older versions cannot be read): give"
-            " the folder that compression.save was given, or start without loading (residuals begin at zero)"
+            f"the folder {folder} holds no saved state of this version: pass the folder that compression.save wrote to,"
+            " or start without loading (residuals begin at zero)"
         )
     raise StateError(
-        f"no save in {folder} is complete: {'; '.join(flaws)}. All ranks must save at the same steps, into one"
-        " shared folder (copy the files of all hosts into one), or start without loading (residuals begin at zero)"
+        f"no save in {folder} is complete: {'; '.join(flaws)}. Save on all ranks at the same steps into one shared"
+        " folder (or copy the files of all hosts into one), or start without loading (residuals begin at zero)"
     )
 
 
 def _needed(folder: Path, number: int, rank: int, size: int, found: Sequence[Saved]) -> list[Saved]:
-    """Read those files of a complete save that a rank needs, and of them what all ranks have.
+    """Read the files of a complete save that a rank needs, limited to sessions that all ranks have.
 
     Args:
-        folder: Where they are.
-        number: Of the save.
+        folder: The folder.
+        number: Number of the save.
         rank: This rank.
-        size: How many ranks there are now.
-        found: All files without their arrays.
+        size: Current world size.
+        found: All files, without their arrays.
     """
     names = common(found)
     again = len(found) == size

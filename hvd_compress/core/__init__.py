@@ -1,1 +1,1 @@
-"""Framework-neutral core: messages, buckets, transports, and all ranks in one process."""
+"""Framework-neutral core: collectives, buckets, transports and `LocalWorld`."""

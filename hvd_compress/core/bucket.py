@@ -1,4 +1,4 @@
-"""A bucket: an ordered list of gradients that travel together."""
+"""Buckets of gradients."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def _sizes(shapes: tuple[Shape, ...]) -> tuple[int, ...]:
 
 
 class Bucket(NamedTuple):
-    """The static facts of a bucket; equal on all ranks.
+    """Ordered gradients that are compressed and exchanged together; equal on all ranks.
 
-    Element-wise methods see the flat concatenation of the gradients, low-rank methods cut it by ``shapes``.
+    Element-wise methods see the flat concatenation of the gradients; low-rank methods split it by ``shapes``.
 
     Attributes:
         key: Name of the bucket, unique within its plan; part of the names of its collectives.
         shapes: Shapes of the gradients, in order.
-        dtype: ``"float32"`` or ``"float64"``: what the method computes in.
+        dtype: Dtype that the method computes in: ``"float32"`` or ``"float64"``.
     """
 
     key: str
@@ -37,10 +37,10 @@ class Bucket(NamedTuple):
 
     @property
     def numel(self) -> int:
-        """Number of elements of all gradients together."""
+        """Total number of elements."""
         return sum(self.sizes)
 
     @property
     def seed(self) -> int:
-        """A 32-bit number made of the key, so that buckets draw different random numbers."""
+        """32-bit seed derived from the key, so that buckets draw different random numbers."""
         return zlib.crc32(self.key.encode())

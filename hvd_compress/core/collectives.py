@@ -1,8 +1,7 @@
-"""The messages between a method and the transport that performs its collectives.
+"""Collectives, as messages between a method and a transport.
 
-A method never communicates. Its ``exchange`` is a generator: it yields the collective that it needs and is resumed
-with the result. So each method is written once and runs over every transport (`hvd_compress.core.transport`), which
-only has to know these messages.
+A method never communicates itself. Its ``exchange`` is a generator that yields collectives and is resumed with their
+results. So each method is written once and runs over every transport (see `hvd_compress.core.transport`).
 """
 
 from __future__ import annotations
@@ -12,22 +11,22 @@ from collections.abc import Callable, Generator
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 Array: TypeAlias = Any
-"""An array of the framework at work: ``numpy.ndarray``, ``torch.Tensor`` or ``tf.Tensor``."""
+"""An array of a framework: ``numpy.ndarray``, ``torch.Tensor`` or ``tf.Tensor``."""
 
 State: TypeAlias = Any
 """State of a method between steps: nested NamedTuples of arrays and ints; ``()`` for a stateless method."""
 
 
 Scope: TypeAlias = Literal["world", "node", "across"]
-"""The ranks of a collective: all, those on the same node, or those of equal local rank on all nodes."""
+"""Ranks of a collective: all, those on the same node, or those with the same local rank on all nodes."""
 
 
 class World(NamedTuple):
-    """The ranks that take part in an exchange, and how they lie on nodes.
+    """Ranks that take part in an exchange, and their placement on nodes.
 
     Attributes:
-        rank: This process, ``0 <= rank < size``.
-        size: Number of processes.
+        rank: Rank of this process, ``0 <= rank < size``.
+        size: World size.
         local_size: Number of processes on each node. Ranks are numbered node by node.
     """
 
@@ -37,12 +36,12 @@ class World(NamedTuple):
 
     @property
     def local_rank(self) -> int:
-        """This process among those of its node."""
+        """Rank of this process within its node."""
         return self.rank % self.local_size
 
     @property
     def node(self) -> int:
-        """The node of this process."""
+        """Index of this process's node."""
         return self.rank // self.local_size
 
     @property
@@ -70,12 +69,12 @@ class World(NamedTuple):
 
 
 class AllReduce(NamedTuple):
-    """Combine equally shaped arrays element by element; every rank gets the same result.
+    """Reduce arrays of equal shape element by element; every rank gets the result.
 
     Attributes:
-        array: float16, float32, float64, int32 or int64, the same shape and dtype on all ranks.
+        array: float16, float32, float64, int32 or int64; the same shape and dtype on all ranks.
         op: ``"sum"`` or ``"max"``.
-        donate: The transport may overwrite ``array`` with the result.
+        donate: Whether the transport may overwrite ``array`` with the result.
         scope: The ranks that take part.
     """
 
@@ -98,12 +97,12 @@ class ReduceScatter(NamedTuple):
 
 
 class AllGather(NamedTuple):
-    """Give every rank the arrays of all: the reply has shape ``(size, n)``, row ``r`` from rank ``r``.
+    """Gather the arrays of all ranks on every rank: the reply has shape ``(size, n)``, row ``r`` from rank ``r``.
 
     Attributes:
         array: uint8, shape ``(n,)``. Other dtypes travel as bytes (``ops.to_bytes``).
-        ragged: Each rank has an ``n`` of its own, and the reply is one-dimensional: the arrays one after another. Where
-            one ends it must say itself.
+        ragged: Whether ``n`` may differ between ranks. The reply is then the flat concatenation of the arrays, whose
+            contents must tell their lengths.
         scope: The ranks that take part; ``size`` and ``r`` are those within it.
     """
 
@@ -125,11 +124,11 @@ class AllToAll(NamedTuple):
 
 
 class Broadcast(NamedTuple):
-    """Give every rank the array of one.
+    """Copy the array of one rank to all.
 
     Attributes:
-        array: The same shape and dtype on all ranks.
-        root: The rank whose array everyone gets, counted within the scope.
+        array: Any dtype; the same shape and dtype on all ranks.
+        root: The rank whose array is copied, counted within the scope.
         scope: The ranks that take part.
     """
 
@@ -139,15 +138,15 @@ class Broadcast(NamedTuple):
 
 
 class SaturatingSum(NamedTuple):
-    """Sum small integers and clip the sum to the width that they travel in; every rank gets the same result.
+    """Sum small integers and clip the sum to their bit width; every rank gets the result.
 
-    Of the transports MPI alone has one: for others, `hvd_compress.core.lowering` puts an alltoall and an allgather in
-    its place.
+    Only the MPI transport supports it. For others, `hvd_compress.core.lowering` replaces it by an alltoall and an
+    allgather.
 
     Attributes:
         array: uint8, shape ``(n,)``: codes packed by `Ops.pack`.
         bits: Width of a code.
-        zero: The code c stands for the integer ``c - zero``.
+        zero: Code of the integer 0: code c encodes ``c - zero``.
         scope: The ranks that take part.
     """
 
@@ -158,11 +157,11 @@ class SaturatingSum(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """The coordinates that a rank has sent, where it has not sent something of all.
+    """Coordinates that a rank sent.
 
     Attributes:
-        rows: int64, indices of rows, if the bucket is cut into rows of equal length.
-        width: Coordinates of a row; the last row is filled up with zeros.
+        rows: int64, indices of rows of equal length that the bucket is split into.
+        width: Coordinates per row; the last row is padded with zeros.
     """
 
     rows: Array
@@ -173,11 +172,11 @@ class Exchange(NamedTuple):
     """Result of an exchange.
 
     Attributes:
-        total: The sum over all ranks of what they sent, equal on all ranks: an array of the shape and dtype of the
-            input, or what that is decoded from (see `hvd_compress.core.totals`).
-        state: The state for the next step.
-        left: The input minus what this rank sent, where the exchange was asked to keep it.
-        chosen: The coordinates that this rank sent; None if it sent something of every coordinate.
+        total: Sum of what all ranks sent, equal on all ranks: an array with the shape and dtype of the input, or its
+            encoded form (see `hvd_compress.core.totals`).
+        state: State for the next step.
+        left: The input minus what this rank sent, if the exchange was asked to keep it.
+        chosen: Coordinates that this rank sent; None if it sent all of them.
     """
 
     total: Any
@@ -187,12 +186,12 @@ class Exchange(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """Go on with one of several exchanges; the reply is its `Exchange`.
+    """Continue with one of several exchanges; the reply is its `Exchange`.
 
-    A graph-building driver traces all branches, so they must agree in the shapes and dtypes of what they end with.
+    TensorFlow traces all branches into a graph, so their results must have equal shapes and dtypes.
 
     Attributes:
-        index: Which one: an int or an integer scalar of the framework, the same on all ranks.
+        index: Index of the branch: an int or an integer scalar of the framework, the same on all ranks.
         branches: Functions without arguments, each of which starts an exchange.
     """
 
@@ -209,12 +208,12 @@ M = TypeVar("M")
 
 
 class Drive(Generic[M]):
-    """Resume an exchange message by message.
+    """Run an exchange message by message.
 
     Attributes:
-        message: What it asks for now; None once it has ended.
-        result: What it has ended with; None before that.
-        laps: Seconds that it has taken up to each message, and up to the end.
+        message: The current message; None once the exchange has ended.
+        result: The result; None before the end.
+        laps: Seconds of computation before each message and before the end.
     """
 
     def __init__(self, exchanging: Generator[M, Any, Exchange]) -> None:
@@ -225,7 +224,7 @@ class Drive(Generic[M]):
         self.resume(None)
 
     def resume(self, reply: Any) -> None:
-        """Give the reply to `message`, and go on to the next one."""
+        """Reply to `message` and continue to the next one."""
         self.message, begin = None, time.perf_counter()
         try:
             self.message = self._exchanging.send(reply)
@@ -235,7 +234,7 @@ class Drive(Generic[M]):
 
     @property
     def ended(self) -> Exchange:
-        """The result of an exchange that has ended."""
+        """Result of an exchange that has ended."""
         assert self.result is not None
         return self.result
 
@@ -245,7 +244,7 @@ def run(exchanging: Generator[M, Any, Exchange], answer: Callable[[M], Any]) -> 
 
     Args:
         exchanging: The exchange.
-        answer: Gives the reply to a message.
+        answer: Returns the reply to a message.
     """
     drive = Drive(exchanging)
     while drive.message is not None:
@@ -256,11 +255,11 @@ def run(exchanging: Generator[M, Any, Exchange], answer: Callable[[M], Any]) -> 
 def rewrite(
     exchanging: Exchanging, answer: Callable[[Collective | Branch], Generator[Any, Any, Any]]
 ) -> Generator[Any, Any, Exchange]:
-    """Run an exchange with other messages in the place of its own.
+    """Run an exchange, replacing its messages by others.
 
     Args:
         exchanging: The exchange.
-        answer: Starts a generator for each message, which yields others and ends with the reply.
+        answer: Starts a generator for each message, which yields other messages and returns the reply.
     """
     drive = Drive(exchanging)
     while drive.message is not None:
@@ -269,7 +268,7 @@ def rewrite(
 
 
 def take_branches(exchanging: Exchanging) -> Running:
-    """Resolve every `Branch` on the spot, so that who runs step by step sees collectives only."""
+    """Resolve each `Branch`, so that only collectives remain."""
 
     def answer(message: Collective | Branch) -> Generator[Collective, Any, Any]:
         if isinstance(message, Branch):

@@ -1,4 +1,4 @@
-"""`LocalWorld`: all ranks in one process, in numpy, without Horovod. For tests, studies and simulations."""
+"""`LocalWorld`: all ranks in one process, in numpy, without Horovod; for tests and simulations."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _NUMPY = NumpyOps()
 
 
 class LocalWorld:
-    """Several ranks in one process.
+    """Simulation of several ranks in one process.
 
-    A dict of named gradients is treated as a model: policies choose what is compressed, and tensors are merged. A bare
-    array is always compressed as a whole.
+    A dict of named gradients is treated as a model: policies choose the compressed gradients, which are merged into
+    buckets. A bare array is always compressed as a whole.
 
     Example:
         >>> import numpy as np
@@ -36,20 +36,20 @@ class LocalWorld:
         array([2., 4.])
 
     Args:
-        method: A method, a router, or its spec.
+        method: A method, a router, or a spec string.
         size: Number of ranks.
         merge: See `hvd_compress.bucketing.plan`.
-        ops: The primitives to compute with, of any framework; those of numpy by default.
+        ops: Primitives to compute with, of any framework; numpy by default.
         local_size: Number of ranks on each node.
 
     Attributes:
-        bytes_sent: Payload bytes that one rank has handed to collectives so far, metadata included.
-        bytes_across: Those of them that went into collectives of ranks on several nodes.
-        rounds: Collectives so far.
-        steps: Steps so far, without those that a non-finite gradient or sum spoilt.
+        bytes_sent: Payload bytes that one rank has passed to collectives so far, including metadata.
+        bytes_across: Payload bytes of collectives between nodes only.
+        rounds: Number of collectives so far.
+        steps: Number of steps so far, without those with a non-finite gradient or sum.
 
     Raises:
-        ExchangeError: If the ranks cannot be on nodes like that.
+        ExchangeError: If ``local_size`` does not divide ``size``, or one of them is below 1.
     """
 
     def __init__(
@@ -78,17 +78,17 @@ class LocalWorld:
         """Exchange one gradient per rank.
 
         Args:
-            grads: A sequence with one array per rank, or a mapping from names to such sequences. The same names, shapes
-                and dtypes (float16, float32 or float64) in each step.
+            grads: A sequence with one array per rank, or a mapping from names to such sequences. Names, shapes and
+                dtypes (float16, float32 or float64) must be the same in each step.
 
         Returns:
-            What each rank gets, the mean over the ranks as far as the method tells: a list of one array per rank, or a
-            mapping from names to such lists. If any input is not finite, all of it is nan and no state changes. Nor
-            does any if the sum of finite inputs is not, which is seen in the means.
+            The compressed mean over the ranks, as each rank receives it: a list of one array per rank, or a mapping
+            from names to such lists. If any input is not finite, all results are nan. If any input or sum is not
+            finite, no state changes.
 
         Raises:
-            GradientError: If the arrays do not fit each other, the step before, or the dtypes above.
-            ExchangeError: If the collectives went wrong; no state has changed.
+            GradientError: If names, shapes or dtypes differ between ranks or steps, or a dtype is not supported.
+            ExchangeError: If a collective fails; no state changes.
         """
         named: dict[str, Sequence[Any]] = dict(grads) if isinstance(grads, Mapping) else {"": list(grads)}
         ranks = [[np.asarray(arrays[rank]) for arrays in self._checked(named)] for rank in range(self.size)]
@@ -106,7 +106,7 @@ class LocalWorld:
         return {name: [arrays[i] for arrays in means] for i, name in enumerate(named)}
 
     def residual(self, rank: int) -> dict[str, Arr]:
-        """What a rank has kept back, by gradient name (``""`` for a bare array); empty without error feedback."""
+        """Return a rank's residuals by gradient name (``""`` for a bare array); empty without error feedback."""
         kept: dict[str, Arr] = {}
         for planned, states in zip(self._plan, self._states, strict=True):
             residual = residual_of(states[rank])
@@ -141,10 +141,13 @@ class LocalWorld:
             ]
             self._gradients = gradients
         elif gradients != self._gradients:
-            raise GradientError(f"the gradients have changed: they were {self._gradients}, now they are {gradients}")
+            raise GradientError(
+                f"the gradients have changed from {self._gradients} to {gradients}: pass the same names, shapes and"
+                " dtypes in each step, or make a new LocalWorld"
+            )
 
     def _exchange(self, ranks: list[list[Arr]], means: list[list[Arr]]) -> list[list[State]]:
-        """Fill in the means; gives the new states."""
+        """Fill in the means and return the new states."""
         after: list[list[State]] = []
         for planned, states in zip(self._plan, self._states, strict=True):
             bucket = planned.bucket

@@ -1,4 +1,4 @@
-"""Several ranks in one process: their transport, and exchanges that run to their end."""
+"""Run several ranks in one process: their transport, and exchanges in lockstep."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ Arr = npt.NDArray[Any]
 
 
 class LocalHandle(NamedTuple):
-    """A collective that one rank of a process has started.
+    """Handle of a collective that one rank has started.
 
     Attributes:
         replies: The replies so far, by rank.
         rank: The rank.
-        ops: Makes arrays of the framework at work.
+        ops: Primitives of the framework.
     """
 
     replies: dict[int, Arr]
@@ -48,12 +48,12 @@ class LocalHandle(NamedTuple):
         return self.rank in self.replies
 
     def result(self) -> Any:
-        """Return the reply, which must be there: all ranks share one thread."""
+        """Return the reply, which must have arrived: all ranks share one thread."""
         return self.ops.constant(self.replies[self.rank])
 
 
 class _Started(NamedTuple):
-    """A collective that some ranks have started: their messages and, once all have, the replies."""
+    """Collective that some ranks have started: their messages, and the replies once all ranks have."""
 
     messages: dict[int, Collective]
     replies: dict[int, Arr]
@@ -65,7 +65,7 @@ class Switchboard:
     Args:
         size: Number of ranks.
         local_size: Number of ranks on each node.
-        ops: The primitives of the framework at work; collectives are done in numpy.
+        ops: Primitives of the framework; collectives are computed in numpy.
     """
 
     def __init__(self, size: int, local_size: int, ops: Ops) -> None:
@@ -74,7 +74,7 @@ class Switchboard:
         self._waiting: dict[tuple[str, range], _Started] = {}
 
     def start(self, world: World, message: Collective, name: str) -> LocalHandle:
-        """Start a collective of one rank; do it when the last one starts it."""
+        """Start a collective of one rank; the last rank to start it performs it."""
         ranks = world.ranks(message.scope)
         started = self._waiting.setdefault((name, ranks), _Started({}, {}))
         started.messages[world.rank] = message._replace(array=np.asarray(message.array))
@@ -85,7 +85,7 @@ class Switchboard:
         return LocalHandle(started.replies, world.rank, self._ops)
 
     def stuck(self) -> str:
-        """Say why ranks wait for each other in vain."""
+        """Describe the mismatch that makes ranks wait forever."""
         return _mismatch(message for started in self._waiting.values() for message in started.messages.values())
 
 
@@ -93,10 +93,10 @@ class LocalTransport(NamedTuple):
     """The transport of one rank of a process.
 
     Attributes:
-        board: Joins the ranks.
+        board: Switchboard of all ranks.
         world: The rank.
-        missing: See `LACKS`.
-        epoch: Always the same.
+        missing: Unsupported collectives; see `LACKS`.
+        epoch: Constant.
     """
 
     board: Switchboard
@@ -121,19 +121,19 @@ def lockstep(
     """Run one exchange per rank, all in this process.
 
     Args:
-        ops: The primitives, of any framework; collectives are done in numpy.
-        method: What exchanges.
-        bucket: What the gradients are made of.
+        ops: Primitives of any framework; collectives are computed in numpy.
+        method: The method.
+        bucket: Shapes and dtype of the gradients.
         xs: One gradient per rank.
         states: One state per rank.
-        count: Called with the message of rank 0 in each round.
+        count: Called with each message of rank 0.
         local_size: Number of ranks on each node.
 
     Returns:
-        What the exchange of each rank ends with, its total written out.
+        The result of each rank, with a dense total.
 
     Raises:
-        ExchangeError: If the ranks do not ask for the same collectives.
+        ExchangeError: If the ranks start different collectives.
     """
     ends = [flight.ended for flight in fly(ops, method, bucket, xs, states, count, local_size)]
     return [end._replace(total=dense(ops, end.total)) for end in ends]
@@ -148,7 +148,7 @@ def fly(
     count: Callable[[Collective], None] = ignore,
     local_size: int = 1,
 ) -> list[InFlight]:
-    """Run one exchange per rank to its end, but do not write its total out; see `lockstep`."""
+    """Run one exchange per rank without decoding the totals; see `lockstep`."""
     board = Switchboard(len(xs), local_size, ops)
 
     def noted(message: Collective) -> None:
@@ -169,17 +169,17 @@ def fly(
 
 
 def perform(messages: list[Collective], size: int) -> list[Any]:
-    """Do one collective for all ranks that take part.
+    """Perform one collective for all ranks that take part.
 
     Args:
-        messages: One per rank.
-        size: How many ranks there are.
+        messages: One message per rank.
+        size: Number of ranks.
 
     Returns:
-        One reply per rank; no two of them share memory.
+        One reply per rank; replies share no memory.
 
     Raises:
-        ExchangeError: If the ranks do not ask for the same thing.
+        ExchangeError: If the messages of the ranks differ in kind, shape or dtype.
     """
     first = messages[0]
     ragged = isinstance(first, AllGather) and first.ragged
@@ -202,6 +202,6 @@ def perform(messages: list[Collective], size: int) -> list[Any]:
 
 
 def _mismatch(messages: Iterable[Collective]) -> str:
-    """Say that ranks ask for different things."""
+    """Describe the difference between the messages of ranks."""
     asked = {f"{type(m).__name__} of {m.array.shape} {m.array.dtype} in scope {m.scope}" for m in messages}
-    return f"the ranks of a step must ask for the same collective, but they asked for {sorted(asked)}"
+    return f"all ranks must start the same collective, but they started {sorted(asked)}"

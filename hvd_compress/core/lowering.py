@@ -1,8 +1,7 @@
-"""Collectives that a transport lacks, made of those that it has.
+"""Replace collectives that a transport does not support.
 
-A saturating sum becomes an alltoall and an allgather: each rank is the server of one part of the bucket. It gets that
-part from everyone, combines it, and gives the result to everyone: the traffic of a ring allreduce, with any combination
-of any codes.
+A saturating sum becomes an alltoall and an allgather. Each rank serves one shard of the bucket: it receives that shard
+from all ranks, combines it and sends the result to all. The traffic is that of a ring allreduce.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from hvd_compress.core.collectives import (
 from hvd_compress.ops import Ops
 
 LACKS: frozenset[type] = frozenset({SaturatingSum})
-"""Collectives that Horovod cannot perform. Ranks in one process lack them too, so that the same bytes are counted."""
+"""Collectives that Horovod does not support; `LocalTransport` lacks them too, so that it counts the same bytes."""
 
 
 def lower(exchanging: Exchanging, ops: Ops, world: World, missing: frozenset[type]) -> Exchanging:
-    """Put messages that a transport can perform in the place of those that it cannot.
+    """Replace the messages that a transport does not support.
 
     Args:
         exchanging: The exchange.
-        ops: The primitives of the framework at work.
+        ops: Primitives of the framework.
         world: The ranks that take part.
-        missing: The kinds of collectives that the transport cannot perform.
+        missing: Kinds of collectives that the transport does not support.
     """
     if not missing:
         return exchanging
@@ -54,7 +53,7 @@ def lower(exchanging: Exchanging, ops: Ops, world: World, missing: frozenset[typ
 
 
 def _saturating_sum(ops: Ops, message: SaturatingSum, world: World) -> Generator[Collective, Any, Array]:
-    """Sum and clip on the server of each part, which saturates once instead of at every hop."""
+    """Sum and clip on the server of each shard, which saturates once instead of at each hop."""
     n = int(message.array.shape[0])
     part = -(-n // world.size)
     parts = ops.reshape(ops.pad(message.array, part * world.size), (world.size, part))

@@ -1,8 +1,8 @@
-"""States as flat, named leaves, and what each leaf is: that stands in the annotations of their NamedTuples alone.
+"""States as flat, named leaves, and the kind of each leaf.
 
-A state that is saved by one set of ranks and restored by another, outlives a rank of an elastic job, or goes on in
-other buckets, has to be dealt out anew. How, depends on what a leaf is: a field of one of the types below is of that
-kind, and so is all within it; any other is a number for the whole bucket, equal on all ranks.
+Saved states, elastic jobs and changed buckets need resharding, and the kind of a leaf says how. Annotations of the
+state's NamedTuple declare it: a field of one of the types below has that kind, including everything nested in it. Other
+fields are one number per bucket, equal on all ranks.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from hvd_compress.core.collectives import State
 
 
 class Role(Enum):
-    """Ownership of a state leaf: which ranks hold it, and what it means to others."""
+    """Ownership of a state leaf."""
 
     SHARED = "equal on all ranks"
-    MEASURED = "equal on all ranks, but for what their machines round in different ways"
-    OWN = "belongs to its rank; the sum over the ranks is what must not be lost"
-    PRIVATE = "belongs to its rank; of no use to another"
-    SERVED = "this rank's part of what is whole over all ranks"
-    TOTAL = "the sum of the OWN leaf beside it"
-    PASSING = "means something to the very same ranks alone"
+    MEASURED = "equal on all ranks up to rounding"
+    OWN = "per rank; resharding preserves the sum over the ranks"
+    PRIVATE = "per rank; useless to other ranks"
+    SERVED = "this rank's shard of a vector"
+    TOTAL = "sum over the ranks of the OWN leaf beside it"
+    PASSING = "valid for the same set of ranks only"
 
 
 class Per(Enum):
-    """Extent of a state leaf: one number per bucket, coordinate or gradient, or a part."""
+    """Extent of a state leaf."""
 
-    BUCKET = "a number for the bucket"
-    COORDINATE = "a number for each coordinate of the bucket"
-    GRADIENT = "for each gradient of the bucket a piece, as long as if it had a bucket for itself, one after another"
-    PART = "for the part of the bucket that its rank serves"
-    WHOLE = "for the bucket, not to be cut"
+    BUCKET = "one number per bucket"
+    COORDINATE = "one number per coordinate of the bucket"
+    GRADIENT = "one piece per gradient, concatenated; each is as long as in a bucket of its own"
+    PART = "one number per coordinate of the shard that the rank serves"
+    WHOLE = "the whole bucket; cannot be split"
 
 
 class Kind(NamedTuple):
     """Description of a state leaf.
 
     Attributes:
-        role: Whose it is.
-        per: How it is cut.
-        residual: Whether it is what this rank has not sent yet, in the units of its gradient.
+        role: Ownership.
+        per: Extent.
+        residual: Whether it is the residual, in the units of the gradient.
     """
 
     role: Role = Role.SHARED
@@ -68,7 +68,7 @@ ServedCode: TypeAlias = Annotated[Any, Kind(Role.PASSING, Per.PART)]
 
 
 def flatten(state: State, path: str = "") -> dict[str, Any]:
-    """Name the leaves of a state (arrays and ints), for example ``"inner.residual"``."""
+    """Return the leaves of a state (arrays and ints) by name, for example ``"inner.residual"``."""
     if not isinstance(state, tuple):
         return {path: state}
     leaves: dict[str, Any] = {}
@@ -81,7 +81,7 @@ def unflatten(like: State, leaves: Mapping[str, Any], path: str = "") -> State:
     """Undo `flatten`.
 
     Args:
-        like: A state of the wanted structure; its own leaves are not used.
+        like: A state with the same structure; its leaves are ignored.
         leaves: The leaves by name.
         path: Prefix of the names.
     """
@@ -92,7 +92,7 @@ def unflatten(like: State, leaves: Mapping[str, Any], path: str = "") -> State:
 
 
 def kinds(state: State, path: str = "", kind: Kind = Kind()) -> dict[str, Kind]:  # noqa: B008
-    """Tell what the leaves of a state are, by the names that `flatten` gives them."""
+    """Return the kinds of the leaves of a state, by the names of `flatten`."""
     if not isinstance(state, tuple):
         return {path: kind}
     found: dict[str, Kind] = {}
@@ -104,18 +104,18 @@ def kinds(state: State, path: str = "", kind: Kind = Kind()) -> dict[str, Kind]:
 
 @cache
 def _declared(state: type) -> dict[str, Kind]:
-    """Return the kinds in the annotations of a state."""
+    """Return the kinds that the annotations of a state declare."""
     hints = get_type_hints(state, include_extras=True) if hasattr(state, "_fields") else {}
     marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
     return {name: mark[0] for name, mark in marks.items() if mark and isinstance(mark[0], Kind)}
 
 
 def filled(like: State, leaves: Mapping[str, Any]) -> State:
-    """Put numpy leaves into a state; where it has an int, they become one.
+    """Build a state from copies of numpy leaves; leaves that are ints in ``like`` become ints.
 
     Args:
-        like: A state of the wanted structure.
-        leaves: The leaves by name, which are copied.
+        like: A state with the same structure.
+        leaves: The leaves by name.
     """
     before = flatten(like)
     new = {path: int(leaf) if isinstance(before[path], int) else np.array(leaf) for path, leaf in leaves.items()}
@@ -123,7 +123,7 @@ def filled(like: State, leaves: Mapping[str, Any]) -> State:
 
 
 def residual_of(state: State) -> Any:
-    """Return the residual in a state, however deep it is wrapped; None if there is none."""
+    """Return the residual in a state, also within nested states; None if there is none."""
     known = kinds(state)
     return next((leaf for path, leaf in flatten(state).items() if known[path].residual), None)
 

@@ -1,4 +1,4 @@
-"""Sums that are not written out yet: what it takes to decode them, where they are wanted and a part at a time."""
+"""Encoded sums, which are decoded where and when they are needed, part by part."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hvd_compress.ops.code import Code
 
 
 class Scattered(NamedTuple):
-    """A sum that is zero at most coordinates.
+    """Sparse sum.
 
     Attributes:
-        pieces: Indices, which ascend, and values; they are added up one after another.
-        size: Coordinates of the sum.
-        dtype: Of the sum.
+        pieces: Ascending indices with their values; pieces are added in order.
+        size: Number of coordinates of the sum.
+        dtype: Dtype of the sum.
     """
 
     pieces: Sequence[tuple[Array, Array]]
@@ -25,15 +25,15 @@ class Scattered(NamedTuple):
 
 
 class Coded(NamedTuple):
-    """The sum of what some codes stand for, or their concatenation; see `Ops.dequantise`.
+    """Sum or concatenation of quantised payloads; see `Ops.dequantise`.
 
     Attributes:
-        rows: uint8, one payload in each.
-        code: How they were compressed.
-        n: Coordinates of each.
-        join: Whether they are put one after another.
-        size: Coordinates of the whole; what is beyond is left out.
-        dtype: Of the sum.
+        rows: uint8, one payload per row.
+        code: The code of the payloads.
+        n: Coordinates per payload.
+        join: Whether to concatenate the payloads instead of adding them.
+        size: Number of coordinates of the result; further ones are padding.
+        dtype: Dtype of the result.
     """
 
     rows: Array
@@ -45,7 +45,7 @@ class Coded(NamedTuple):
 
 
 class Products(NamedTuple):
-    """Matrices one after another, flat: each is ``left @ right.T``.
+    """Concatenation of the flat matrices ``left @ right.T``.
 
     Attributes:
         lefts: Shapes (rows, rank).
@@ -57,21 +57,21 @@ class Products(NamedTuple):
 
 
 Total: TypeAlias = Array | Scattered | Coded | Products
-"""A sum, written out or not."""
+"""A dense or an encoded sum."""
 
 
 def coded(ops: Ops, rows: Array, code: Code, n: int, size: int, dtype: str, join: bool = False) -> Coded:
-    """Check that rows are as long as they should be, which decoding would find too late.
+    """Make a `Coded` after checking the length of its rows, before decoding would fail.
 
     Raises:
-        ExchangeError: As in `Ops.check`, if they are not.
+        ExchangeError: As in `Ops.check`, if the length is wrong.
     """
     found, expected = int(rows.shape[1]), code.size(n, dtype)
     return Coded(ops.check(rows, found == expected, wrong_length(found, expected)), code, n, join, size, dtype)
 
 
 def dense(ops: Ops, total: Total) -> Array:
-    """Write a sum out."""
+    """Decode a sum."""
     if isinstance(total, Scattered):
         return ops.scatter_sum(total.size, total.dtype, list(total.pieces))
     if isinstance(total, Coded):

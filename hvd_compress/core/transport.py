@@ -1,4 +1,4 @@
-"""Transports perform the collectives of a method; an `InFlight` exchange goes over any of them."""
+"""Transports, which perform collectives, and `InFlight` exchanges over them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvd_compress.ops import Ops
 
 
 class Handle(Protocol):
-    """A collective that has been started."""
+    """Handle of a collective in flight."""
 
     def done(self) -> bool:
         """Return whether the reply has arrived."""
@@ -23,31 +23,31 @@ class Handle(Protocol):
         """Wait for the reply and return it.
 
         Raises:
-            ExchangeError: If the replies of other ranks do not fit.
+            ExchangeError: If a reply of another rank has the wrong length.
         """
 
 
 class Transport(Protocol):
-    """Performs collectives over a set of ranks."""
+    """Interface of transports: perform collectives over a set of ranks."""
 
     @property
     def world(self) -> World:
-        """This rank among those that take part."""
+        """Rank and size of the ranks that take part."""
 
     @property
     def missing(self) -> frozenset[type]:
-        """The kinds of collectives that it cannot perform, for `lower` to replace."""
+        """Kinds of collectives that it does not support; `lower` replaces them."""
 
     @property
     def epoch(self) -> Hashable:
-        """Another one for each set of ranks, and each time that all collectives in flight are gone."""
+        """Identifier of the set of ranks; changes when they change, and when collectives in flight are lost."""
 
     def start(self, message: Collective, name: str) -> Handle:
         """Start a collective.
 
         Args:
-            message: The collective, the same on all ranks but for the contents of its array.
-            name: The same on all ranks, and not that of another collective in flight.
+            message: The collective; only the contents of its array may differ between ranks.
+            name: The same on all ranks, and unique among the collectives in flight.
         """
 
 
@@ -63,7 +63,7 @@ class Renewable(Transport, Protocol):
         """Whether all ranks must start collectives in the same order."""
 
     def renewed(self) -> Self:
-        """Return the transport of the ranks of now."""
+        """Return the transport of the current ranks."""
 
 
 def ignore(message: Collective) -> None:
@@ -76,26 +76,26 @@ def always(message: Collective) -> bool:
 
 
 def _compensated(method: Method, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
-    """Add the residual, as a part of the exchange whose time counts."""
+    """Add the residual within the exchange, so that its time counts."""
     exchanging = method.exchange(ops, bucket, compensate(ops, method, x, state), state, world)
     del x
     return (yield from exchanging)
 
 
 class InFlight:
-    """An exchange in flight.
+    """Exchange in flight.
 
     Args:
-        method: The method that exchanges.
-        ops: The primitives of the framework that ``x`` belongs to.
-        bucket: The bucket that ``x`` is.
+        method: The method.
+        ops: Primitives of the framework that ``x`` belongs to.
+        bucket: Shapes and dtype of ``x``.
         x: The gradient, shape ``(bucket.numel,)``; may be overwritten.
-        state: The state of the method.
-        transport: Performs its collectives.
-        name: Prefix of the names of its collectives.
+        state: State of the method.
+        transport: Transport that performs the collectives.
+        name: Prefix of the names of the collectives.
         count: Called with each message.
-        admits: Tells whether a message may be started yet.
-        compensated: The residual has been added to ``x`` before.
+        admits: Returns whether a message may be started now.
+        compensated: Whether ``x`` already includes the residual.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class InFlight:
     ) -> None:
         start = method.exchange if compensated else partial(_compensated, method)
         exchanging = start(ops, bucket, x, state, transport.world)
-        del x  # the method's alone, which may need its memory
+        del x  # so that the method can free its memory
         self._drive = Drive(take_branches(lower(exchanging, ops, transport.world, transport.missing)))
         self._transport = transport
         self._name = name
@@ -123,7 +123,7 @@ class InFlight:
         self._start_admitted()
 
     def _start_admitted(self) -> None:
-        """Start the next collective if it may be started."""
+        """Start the next collective if `admits` allows it."""
         if self._drive.message is not None and self._handle is None and self._admits(self._drive.message):
             self._start(self._drive.message)
 
@@ -145,29 +145,29 @@ class InFlight:
 
     @property
     def laps(self) -> list[float]:
-        """Seconds of its own work before each of its messages, and after the last."""
+        """Seconds of computation before each message and after the last one."""
         return self._drive.laps
 
     def ready(self) -> bool:
-        """Return whether `go_on` would not wait."""
+        """Return whether `go_on` would return without waiting."""
         self._start_admitted()
         return self._handle is not None and self._handle.done()
 
     def go_on(self) -> None:
-        """Wait for the reply under way, and go on to the next message or to the end.
+        """Wait for the reply in flight, and continue to the next message or to the end.
 
         Raises:
-            ExchangeError: If the replies of other ranks do not fit.
+            ExchangeError: If a reply of another rank has the wrong length.
         """
         message = self._drive.message
         assert message is not None
         handle = self._start(message) if self._handle is None else self._handle
-        del message  # its memory is not needed while the reply is taken in
+        del message  # frees its memory before the reply is read
         self._handle = None
         self._drive.resume(handle.result())
         self._start_admitted()
 
     def halt(self) -> None:
-        """Wait for the collective under way, if it has been started, and go no further."""
+        """Wait for the collective in flight, if any, and stop there."""
         if self._handle is not None:
             self._handle.result()

@@ -1,8 +1,8 @@
-"""The catalogue: one file per method or family of methods.
+"""Compression methods, one file per method or family.
 
-All modules of this package are imported, so a file with a `register` in it is all that a method takes. A method outside
-of the package is known as soon as its module is imported; those that the environment variable ``HVD_COMPRESS_METHODS``
-names, parted by commas, are imported with this package, so that the command and the processes that it starts know them.
+All modules of this package are imported, so a new method takes one file with a `register` in it. A method outside of
+the package is known once its module is imported. Modules listed in the environment variable ``HVD_COMPRESS_METHODS``,
+separated by commas, are imported with this package, so that the command and its processes know them too.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["REGISTRY", "MethodInfo", "methods", "register"]
 
 
 class MethodInfo(NamedTuple):
-    """A line of the catalogue.
+    """Description of a method.
 
     Attributes:
-        name: As in spec strings.
-        collective: What it needs of Horovod in each step.
-        state: What it keeps between steps, besides the residual.
-        unbiased: ``"yes"``, ``"exact"``, ``"no"``, or with which parameters; error feedback aside.
+        name: Name in spec strings.
+        collective: Collectives of one step.
+        state: State between steps, besides the residual.
+        unbiased: ``"yes"``, ``"exact"``, ``"no"``, or the parameters that make it unbiased; without error feedback.
         feedback: Whether error feedback (a residual of the gradient's size) is on by default.
         hyper_parameters: Names and defaults.
-        paper: The source.
+        paper: Source.
     """
 
     name: str
@@ -41,7 +41,7 @@ class MethodInfo(NamedTuple):
 
 
 def methods() -> list[MethodInfo]:
-    """List the methods that there are."""
+    """Return a description of each registered method."""
     return [
         MethodInfo(
             cls.name,

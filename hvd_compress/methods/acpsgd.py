@@ -1,4 +1,4 @@
-"""ACP-SGD: low-rank gradients by half a step of power iteration, in one round."""
+"""ACP-SGD: low-rank gradients by half a power iteration per step, with one allreduce."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class ACPSGDState(NamedTuple):
     """State of ACP-SGD.
 
     Attributes:
-        step: How many exchanges there were; tells which factor is next.
-        p: The left factors of all matrices of the bucket, flat, row by row.
-        q: The right factors.
+        step: Number of exchanges so far; its parity selects the factor to update.
+        p: Left factors of all matrices of the bucket, flat, row by row.
+        q: Right factors, likewise.
     """
 
     step: int | Array
@@ -31,7 +31,7 @@ class ACPSGDState(NamedTuple):
 @register
 @dataclass(frozen=True)
 class ACPSGD(LowRank):
-    """Alternating compression: P and Q take turns, with one allreduce in each step (Algorithm 1 of the paper).
+    """Alternating low-rank compression: update P and Q in turn, with one allreduce per step (Algorithm 1).
 
     For each gradient as a matrix M_i (see `LowRank.factor`)::
 
@@ -39,15 +39,15 @@ class ACPSGD(LowRank):
         odd steps:   P = orthogonalise(P)     Q = sum_i M_i^T P       e_i = M_i - P (M_i^T P)^T
         total = P Q^T
 
-    Vectors, and matrices that would not get smaller by `min_gain`, go uncompressed.
+    Vectors, and matrices below ``min_gain``, are not compressed.
 
     Args:
-        rank: Rank r of the approximation; at most what the matrix has.
-        target_ratio: If above 0, each matrix has a rank of its own in the place of ``rank``: the largest, but at least
-            1, whose factors are this many times smaller than the matrix.
-        min_gain: How many times smaller the factors of PowerSGD must be for a matrix to be compressed; 0 compresses
-            all. In each step only one of them is sent.
-        seed: Of the first factors, the same on all ranks.
+        rank: Rank r of the approximation, limited to the smaller dimension of the matrix.
+        target_ratio: If above 0, replaces ``rank`` by a rank per matrix: the largest one (at least 1) whose factors are
+            this many times smaller than the matrix.
+        min_gain: Compress a matrix only if both factors together are at least this many times smaller; 0 compresses
+            all. Each step sends only one factor.
+        seed: Random seed of the initial factors, the same on all ranks.
     """
 
     name = "acpsgd"

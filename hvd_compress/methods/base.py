@@ -1,4 +1,4 @@
-"""Base of all methods: hyper-parameters, a state, and one exchange written as a generator."""
+"""Base class of all methods: hyper-parameters, a state, and an exchange written as a generator."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from hvd_compress.ops import Ops
 
 
 class Counted(NamedTuple):
-    """The state of a method that keeps nothing but a count.
+    """State of a method that counts its exchanges only.
 
     Attributes:
-        step: How many exchanges there were; part of its seeds, or whose turn it is.
+        step: Number of exchanges so far; part of its random seeds, or selects the leading rank.
     """
 
     step: int | Array
 
 
 class Example(NamedTuple):
-    """A spec of a method, small enough for 1000 coordinates, with what holds for it. The tests run it.
+    """Spec of a method for 1000 coordinates, with its expected properties. The tests run it.
 
     Attributes:
-        spec: With hyper-parameters of the method alone.
-        payload: Bytes that each of two ranks hands to collectives in the first step for a float32 matrix of 40 x 25;
-            None where that depends on its numbers.
-        total: What it is of what the ranks have sent: ``"exact"``, the sum; ``"rounded"``, the sum in 16 bits;
-            ``"served"``, the sum compressed by servers that keep the error; ``"lossy"``, less than the sum.
-        unbiased: The expectation of the total is the sum.
-        gain: How many times the largest magnitude of the gradients the mean may have.
+        spec: Spec string with the method's own hyper-parameters only.
+        payload: Bytes that each of two ranks passes to collectives in the first step for a float32 matrix of 40 x 25;
+            None if that depends on its values.
+        total: Relation of the total to the sum of what the ranks sent: ``"exact"``, equal; ``"rounded"``, rounded to 16
+            bits; ``"served"``, compressed by servers that keep the error; ``"lossy"``, compressed without.
+        unbiased: Whether the expectation of the total is the sum.
+        gain: Upper bound on the magnitude of the mean, as a multiple of the largest magnitude of the gradients.
     """
 
     spec: str
@@ -45,30 +45,31 @@ class Example(NamedTuple):
 
 
 class Method(ABC):
-    """A way to sum gradients over ranks. Subclasses are frozen dataclasses whose fields are the hyper-parameters.
+    """Method to sum gradients over ranks. Subclasses are frozen dataclasses whose fields are the hyper-parameters.
 
     Attributes:
-        name: The name in spec strings; empty for wrappers, which spec strings reach by their options.
-        family: One of `FAMILIES`, by which lists of methods are sorted, or another one.
+        name: Name in spec strings; empty for wrappers, which spec strings select by options.
+        family: Family by which lists of methods are sorted: one of `FAMILIES`, or another one.
         paper: Authors, title and year of the source.
-        collective: The collectives of one step, for the catalogue.
-        keeps: What the state holds between steps, for the catalogue.
-        feedback: Whether error feedback is on where the spec does not say.
-        memory: Options of the memory, and what they are where the spec does not say.
-        unbiasedness: Whether the expectation of the total is the sum, for the catalogue: ``"yes"``, ``"exact"``,
-            ``"no"``, or with which parameters; error feedback aside.
-        retains: Whether `exchange` can keep what it does not send, and no more is sent than there was.
-        linear: The exchange is one sum-allreduce of a linear, stateless image of the gradient. Horovod may then scale
-            that sum itself, so the payload can travel as the gradient's own allreduce.
-        boundary: Whether it may compress what pipeline stages send each other, too.
-        rotates: Whether coordinates are mixed before they are rounded, so that an error of one reaches others.
-        scaleless: The mean is 1 or -1 everywhere, so only its direction can be judged.
-        learns: Whether it learns from the gradients of the steps before.
-        nonzero: Share of the coordinates that are not zero in the gradients that it is for.
-        examples: Specs that the tests run, one for each way to work.
-        lossless: Specs with which the total is the exact sum.
-        compared: Specs in the table of errors; without any, the name alone.
-        claim: What the abstract of the paper states, for the documents.
+        collective: Collectives of one step, for the documentation.
+        keeps: State between steps, for the documentation.
+        feedback: Whether error feedback is on by default.
+        memory: Defaults of error feedback and momentum options that differ from the common ones.
+        unbiasedness: Whether the expectation of the total is the sum, for the documentation: ``"yes"``, ``"exact"``,
+            ``"no"``, or the parameters that make it so; without error feedback.
+        retains: Whether error feedback is possible: `exchange` can return what it did not send, and never sends more
+            than the input.
+        linear: Whether the exchange is one sum-allreduce of a linear, stateless function of the gradient. Horovod may
+            then scale that sum itself, so the payload is the gradient's own allreduce.
+        boundary: Whether it can also compress messages between pipeline stages.
+        rotates: Whether it mixes coordinates before rounding, so that the error of one reaches others.
+        scaleless: Whether the mean is 1 or -1 everywhere, so that only its direction can be compared.
+        learns: Whether it adapts to the gradients of previous steps.
+        nonzero: Share of nonzero coordinates in the gradients that it is made for.
+        examples: Specs that the tests run, one per mode of operation.
+        lossless: Specs whose total is the exact sum.
+        compared: Specs in the table of errors; if empty, the name alone.
+        claim: Claim of the paper's abstract, for the documentation.
     """
 
     name: ClassVar[str] = ""
@@ -93,26 +94,26 @@ class Method(ABC):
 
     @property
     def supports_feedback(self) -> bool:
-        """True if error feedback is supported with these hyper-parameters."""
+        """Whether error feedback is supported with these hyper-parameters."""
         return self.retains
 
     @property
     def needs_plain_sgd(self) -> bool:
-        """Whether the optimizer must have no momentum, as the method has it or could not cope with it."""
+        """Whether the optimizer must be without momentum: the method has its own, or does not support any."""
         return False
 
     def compresses(self, shape: Shape) -> bool:
-        """Tell whether a gradient of this shape gets smaller at all."""
+        """Return whether compression makes a gradient of this shape smaller."""
         del shape
         return True
 
     @property
     def bound(self) -> float | None:
-        """A textbook bound on the expected normalised error of one rank's gradient, whatever it is; None without."""
+        """Theoretical bound on the expected normalised error of any one gradient; None if there is none."""
         return None
 
     def init(self, ops: Ops, bucket: Bucket, size: int) -> State:
-        """Make the state before the first step of ``size`` ranks; equal on all of them."""
+        """Return the initial state for ``size`` ranks; equal on all of them."""
         del ops, bucket, size
         return ()
 
@@ -123,28 +124,28 @@ class Method(ABC):
         """Sum ``x`` over the ranks.
 
         Args:
-            ops: The primitives of the framework that ``x`` belongs to.
-            bucket: What ``x`` is made of.
-            x: The gradient plus the `residual`, if there is one: shape ``(bucket.numel,)``, dtype ``bucket.dtype``,
-                finite. May be overwritten.
-            state: From `init` or from the previous step; never overwritten.
+            ops: Primitives of the framework that ``x`` belongs to.
+            bucket: Shapes and dtype of the gradients in ``x``.
+            x: The gradient plus the `residual`, if any: shape ``(bucket.numel,)``, dtype ``bucket.dtype``, finite. May
+                be overwritten.
+            state: State from `init` or from the previous step; never overwritten.
             world: The ranks that take part.
-            keep: Return ``left``, too, in the place of ``x`` where that saves memory. Only methods with `retains` can.
+            keep: Also return ``left``, possibly in the memory of ``x``. Requires `retains`.
 
         Yields:
-            The collectives that it needs; it is resumed with their results.
+            Collectives; it is resumed with their results.
 
         Returns:
-            The sum, the next state, and what of ``x`` this rank did not send.
+            The sum, the next state, and the part of ``x`` that this rank did not send.
         """
 
     def residual(self, state: State) -> Array | None:
-        """Return the vector to add to a gradient before its exchange; None if there is none."""
+        """Return the vector to add to the gradient before `exchange`; None if there is none."""
         del state
         return None
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
-        """Sum ``x``, and all that is kept, without compression; as `exchange` in all else."""
+        """Sum ``x`` and everything kept back without compression; otherwise like `exchange`."""
         total = yield AllReduce(x)
         return Exchange(total, state)
 
@@ -157,12 +158,12 @@ def compensate(ops: Ops, method: Method, gradient: Array, state: State) -> Array
 
 @dataclass(frozen=True)
 class Wrapper(Method):
-    """A method around another one, whose state has the state of that one as ``inner``.
+    """Method that wraps another one, whose state it holds as ``inner``.
 
-    It gets the gradient alone, and adds the residual of the method inside itself, unless it hands on `residual`.
+    Its input is the gradient without the inner residual, which it adds itself, unless it returns it from `residual`.
 
     Args:
-        inner: The method inside.
+        inner: The wrapped method.
     """
 
     inner: Method
@@ -183,27 +184,27 @@ class Wrapper(Method):
 FAMILIES = ("dense", "sparse", "quantised", "low-rank", "lossless")
 
 REGISTRY: dict[str, type[Method]] = {}
-"""All methods by name, family by family, uncompressed ones first. `register` is the only one to write to it."""
+"""All methods by name, sorted by family, dense ones first. Only `register` changes it."""
 
 _M = TypeVar("_M", bound=Method)
 
 
 def register(cls: type[_M]) -> type[_M]:
-    """Make a method known by its name: to spec strings, ``Compression``, the command line, documents and tests.
+    """Register a method by its name for spec strings, ``Compression``, the command line, documentation and tests.
 
-    A decorator, to stand above ``@dataclass(frozen=True)``.
+    Use it as a decorator above ``@dataclass(frozen=True)``.
 
     Raises:
-        SpecError: If the class cannot be a method, or its name is that of another one.
+        SpecError: If the class is not a dataclass, or its name is invalid or taken.
     """
     if not re.fullmatch("[a-z][a-z0-9_]*", cls.name) or not vars(cls).get("__dataclass_params__"):
         raise SpecError(
-            f"{cls.__qualname__} cannot be registered as {cls.name!r}: a method is a dataclass (@register stands above"
-            " @dataclass(frozen=True)) with a name of small letters and digits"
+            f"{cls.__qualname__} cannot be registered as {cls.name!r}: a method must be a dataclass (put @register"
+            " above @dataclass(frozen=True)) and its name must have lower-case letters, digits and underscores only"
         )
     other = REGISTRY.get(cls.name, cls)
     if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise SpecError(f"the name {cls.name!r} is that of {other.__module__}.{other.__qualname__}: take another one")
+        raise SpecError(f"the name {cls.name!r} is taken by {other.__module__}.{other.__qualname__}: choose another")
     REGISTRY[cls.name] = cls
     rank = {family: number for number, family in enumerate(FAMILIES)}
     for name, known in sorted(REGISTRY.items(), key=lambda item: (rank.get(item[1].family, 99), not item[1].linear)):
@@ -213,28 +214,28 @@ def register(cls: type[_M]) -> type[_M]:
 
 
 def check_range(name: str, value: float | str, allowed: str, ok: bool) -> None:
-    """Refuse a hyper-parameter that is out of its range.
+    """Validate a hyper-parameter.
 
     Raises:
-        SpecError: If ``ok`` is false; the message names the parameter, the value and what is allowed.
+        SpecError: If ``ok`` is false; the message names the parameter, its value and the allowed values.
     """
     if not ok:
         raise SpecError(f"{name}={value!r} is not allowed: {name} must be {allowed}")
 
 
 def rows_of(ops: Ops, x: Array, width: int) -> Array:
-    """Cut a vector into rows of equal length, the last one filled up with zeros: shape ``(rows, width)``."""
+    """Reshape a vector to ``(rows, width)``, with the last row padded with zeros."""
     rows = -(-int(x.shape[0]) // width)
     return ops.reshape(ops.pad(x, rows * width), (rows, width))
 
 
 def clear(ops: Ops, x: Array, chosen: Chosen) -> Array:
-    """Zero a vector, which may be overwritten, at the chosen coordinates."""
+    """Set a vector, which may be overwritten, to zero at the chosen coordinates."""
     if chosen.width == 1:
         return ops.put(x, chosen.rows, 0.0)
     return ops.reshape(ops.put(rows_of(ops, x, chosen.width), chosen.rows, 0.0), (-1,))[: int(x.shape[0])]
 
 
 def count(ratio: float, numel: int) -> int:
-    """How many of ``numel`` coordinates a ratio keeps: at least one, rounded to the nearest."""
+    """Return how many of ``numel`` coordinates a ratio keeps: rounded, and at least one."""
     return min(numel, max(1, round(ratio * numel)))

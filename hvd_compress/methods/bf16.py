@@ -14,12 +14,11 @@ from hvd_compress.ops.code import Code
 class BFloat16(Quantised):
     """Round to bfloat16, which has the range of float32 and 8 bits of precision.
 
-    Horovod does not sum bfloat16 everywhere, so each rank sums a part in the gradient's own precision and sends the sum
-    back in bfloat16: 16 bits each way, as in a ring allreduce, and one rounding of the sum however many ranks there
-    are.
+    Horovod cannot sum bfloat16 everywhere. So each rank sums one shard in the gradient's own dtype and sends the sum
+    back in bfloat16: 16 bits each way, as in a ring allreduce, and the sum is rounded only once.
 
     Args:
-        twoway: Off: everyone gets everything by allgather, and the sum is not rounded.
+        twoway: If off, all ranks receive all gradients by allgather, and the sum is not rounded.
     """
 
     name = "bf16"

@@ -1,4 +1,4 @@
-"""Block-k: all ranks send the same random block of coordinates, so they can be summed without indices."""
+"""Block-k: all ranks send the same random block of coordinates, which is summed without indices."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hvd_compress.ops import Ops
 @register
 @dataclass(frozen=True)
 class BlockK(Method):
-    """A random block with a seed that all ranks share, exchanged by allreduce: the cheapest of all sparse methods.
+    """Random block with a shared seed, exchanged by allreduce: the cheapest sparse method.
 
-    The d coordinates are cut into d/k blocks of k neighbours and one of them is drawn. With S its coordinates::
+    The d coordinates are split into d/k blocks of k neighbours, and one block is drawn. With S its coordinates::
 
         total = sum_i sum_{j in S} p_i[j] e_j            e_i = p_i - p_i restricted to S
 
     Args:
         ratio: Share of the coordinates that are sent, in (0, 1].
-        seed: Start of the random sequence, the same on all ranks.
+        seed: Random seed, the same on all ranks.
     """
 
     name = "blockk"

@@ -1,4 +1,4 @@
-"""Dense methods: the gradient as it is, or rounded to 16 bits. The baselines of all others."""
+"""Dense methods, the baselines: no compression, and half precision."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Dense(Method):
 class Half(Method):
     """Half precision on the wire: ``total = sum_i fp16(g_i)``, summed in float16 as Horovod's own fp16 does.
 
-    Coordinates whose sum leaves the range of float16 (65504) become inf; what a rank could not send for that reason
-    stays in its residual. Integers travel as they are.
+    Sums beyond the range of float16 (65504) become inf; values of a rank beyond it stay in its residual. Integers are
+    not compressed.
     """
 
     name = "fp16"

@@ -1,4 +1,4 @@
-"""Deep Gradient Compression: top-k by a threshold that a sample tells."""
+"""Deep Gradient Compression: top-k by a threshold from a sample."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from hvd_compress.methods.sparse import Sparse
 from hvd_compress.ops import Ops
 
 FEWEST, MOST = 0.8, 1.3
-"""How far the sample's threshold may miss the wanted number of coordinates."""
+"""Accepted number of coordinates above the sampled threshold, relative to k."""
 
 
 @register
 @dataclass(frozen=True, kw_only=True)
 class DGC(Sparse):
-    """Top-k with a sampled threshold, on velocities (Algorithm 4 of the paper).
+    """Top-k of velocities with a sampled threshold (Algorithm 4 of the paper).
 
-    The memory is `MomentumCorrection`: options ``momentum`` (0.9), ``nesterov``, ``clip_norm`` (the paper's local
-    gradient clipping, off by default). The optimizer must have no momentum. The paper raises the ratio over the first
-    four epochs: option ``warmup``.
+    It uses `MomentumCorrection`, with the options ``momentum`` (0.9), ``nesterov`` and ``clip_norm`` (the paper's local
+    gradient clipping, off by default). The optimizer must be without momentum. The paper warms up the ratio over the
+    first four epochs: see the option ``warmup``.
 
-    With k the wanted number of coordinates, and a sample of every s-th of the d coordinates from a random start::
+    With k the target number of coordinates, and a sample of every s-th of the d coordinates from a random start::
 
         tau = the (k/s)-th largest magnitude of the sample             S_i = {j : |v_i[j]| >= tau}
 
-    If S_i has less than 0.8 k or more than 1.3 k members, the exact k largest are taken instead. (The authors' code
-    lowers tau step by step if there are too few, and selects anew if there are too many.) See `Sparse` for the
+    If S_i has fewer than 0.8 k or more than 1.3 k members, the exact k largest are sent instead. (The authors' code
+    lowers tau step by step if there are too few, and selects again if there are too many.) See `Sparse` for the
     exchange.
 
     Args:
         ratio: Share of the coordinates that are sent, in (0, 1].
-        sample: Share of the coordinates in the sample, in (0, 1]; at least two of the k wanted are expected in it.
-        seed: Of the starts of the samples.
+        sample: Share of the coordinates in the sample, in (0, 1]; raised until 2 of the k are expected in it.
+        seed: Random seed of the sample's start.
         values: ``"fp32"``, or ``"fp16"`` to send values in 16 bits.
     """
 

@@ -1,4 +1,4 @@
-"""gTop-k: the largest coordinates of the sum, found by merging in a tree."""
+"""gTop-k: the largest coordinates of the sum, selected by merging in a tree."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from hvd_compress.ops import Ops
 @register
 @dataclass(frozen=True, kw_only=True)
 class GTopK(TopK):
-    """Global top-k: of the coordinates that the ranks choose, only k change the model.
+    """Global top-k: only k of the coordinates that the ranks select change the model.
 
-    Each rank chooses its k largest. Pairs of ranks add what they chose and keep the k largest of the sum, then pairs of
-    pairs, until one set S of k indices is left (Algorithm 2 of the paper, for any number of ranks). With S_i what rank
-    i chose::
+    Each rank selects its k largest coordinates. Pairs of ranks add their selections and keep the k largest of the sum,
+    then pairs of pairs, until one set S of k indices is left (Algorithm 2 of the paper, for any number of ranks). With
+    S_i the selection of rank i::
 
         total = sum_i sum_{j in S and S_i} p_i[j] e_j           e_i = p_i - p_i restricted to S and S_i
 
-    The paper sends partial sums from rank to rank. Horovod has no such operation, so everyone gets everything by
-    allgather and merges for itself: the result is that of the paper, the traffic is that of top-k. As a gain, a
-    coordinate of S counts every rank that sent it, also one whose partial sum a merge had dropped.
+    The paper sends partial sums from rank to rank, which Horovod does not support. So each rank receives all selections
+    by allgather and merges them itself: the result is that of the paper, the traffic that of top-k. In addition, a
+    coordinate of S sums all ranks that sent it, even if a merge dropped its partial sum.
 
     Args:
-        ratio: Share of the coordinates that each rank sends, and that change, in (0, 1].
+        ratio: Share of the coordinates that each rank sends, and that the total has, in (0, 1].
         values: ``"fp32"``, or ``"fp16"`` to send values in 16 bits.
     """
 
@@ -50,7 +50,7 @@ class GTopK(TopK):
         return dense(ops, Scattered([(winners, ops.take(summed, winners))], bucket.numel, bucket.dtype))
 
     def _merge(self, ops: Ops, bucket: Bucket, chosen: list[tuple[Array, Array]]) -> Array:
-        """The indices that are left when neighbours have been merged until one set remains."""
+        """Merge neighbours until one set remains, and return its indices."""
         k = count(self.ratio, bucket.numel)
         while len(chosen) > 1:
             merged = []
@@ -62,5 +62,5 @@ class GTopK(TopK):
         return chosen[0][0]
 
     def counted(self, ops: Ops, total: Total, indices: Array, values: Array) -> Array:
-        # A coordinate of S whose contributions cancel to zero counts as one that was not taken, which loses nothing.
+        # A coordinate of S whose contributions cancel to zero counts as not sent, which loses nothing.
         return values * ops.cast(ops.take(total, indices) != 0, ops.dtype(values))

@@ -1,4 +1,4 @@
-"""Lossless homomorphic compression: exact sums of gradients that are sparse already."""
+"""Lossless homomorphic compression: exact sums of sparse gradients."""
 
 from __future__ import annotations
 
@@ -15,42 +15,43 @@ from hvd_compress.ops import Ops
 from hvd_compress.ops.sketch import CROWD, HASHES, Sketch
 
 ATTEMPTS = 8
-"""How many hashes are tried until one can be peeled."""
+"""Maximum number of hash keys that are tried until one can be peeled."""
 
 SLACK = 8
-"""Cells that each table has besides what the load asks for: few keys get into each other's way more easily."""
+"""Extra cells of each table: few keys collide more often than many at the same load."""
 
 
 @register
 @dataclass(frozen=True)
 class Homomorphic(Method):
-    """A bitmap of what is not zero, merged by OR, and a sketch of the values, merged by addition.
+    """Sum a bitmap of nonzero coordinates by OR, and a sketch of their values by addition.
 
-    For gradients that are mostly zero on all ranks, as of embeddings and behind ReLUs. With U the coordinates that are
-    not zero on some rank, h_1, h_2, h_3 hashes into a table of cells each, and u a power of two::
+    It is made for gradients that are mostly zero on all ranks, as of embeddings and behind ReLUs. With U the
+    coordinates that are nonzero on some rank, hashes h_1, h_2 and h_3 into a table of cells each, and u a power of
+    two::
 
         U = {j : x_i[j] != 0 for some i}                                   (saturating sum, 1 bit per coordinate)
         m = max_i max_j |x_i[j]|                                           (allreduce MAX, one number)
         s[h_a(j)] = sum_i sum_{j in U} round(x_i[j] / u),  a = 1, 2, 3     (allreduce SUM, 64 bits per cell)
 
-    Everyone knows U and so peels: a cell with a single key left tells the sum of that key, which is subtracted from its
-    other two cells, and so on. All values come out with high probability as long as there are fewer than 0.818 keys per
-    cell. As peeling depends on U alone, it is rehearsed before the sketch is made (ours), with up to 8 hashes one after
-    another, of which single ones fail in up to 6% of the cases with a hundred keys and ``6 / keys`` with many. Where U
-    is larger than expected, or no hash will do, the gradient is sent as it is, so the result is right in any case.
+    All ranks know U and decode by peeling: a cell with a single key left holds the sum of that key, which is subtracted
+    from its other two cells, and so on. With high probability this recovers all values if there are fewer than 0.818
+    keys per cell. Peeling depends on U alone, so it is rehearsed before the sketch is written (ours), with up to 8 hash
+    keys. A single one fails in up to 6% of the cases with a hundred keys, and in about ``6 / keys`` with many. If U is
+    larger than expected, or all 8 fail, the gradient is sent uncompressed, so the result is always correct.
 
     Integers add exactly in any order (ours; the paper adds floats), and no cell can overflow: with n ranks and m < 2^e,
-    ``u = 2^(e - b)`` with ``b = 57 - ceil(log2 n)``. So the total is the exact sum of float32 values, correctly
-    rounded, where they are zero or at least ``2^(24 - b) m``, with 8 ranks about 1e-9 m; smaller ones are off by
-    ``u / 2 <= 2^-b m`` at most on each rank, and so are float64 values.
+    ``u = 2^(e - b)`` with ``b = 57 - ceil(log2 n)``. So the total is the exact sum, correctly rounded, of float32
+    values that are zero or at least ``2^(24 - b) m``, about 1e-9 m with 8 ranks. Smaller values, and float64 values,
+    have an error of at most ``u / 2 <= 2^-b m`` on each rank.
 
-    With a rank's part of the bitmap sent and the whole received, that makes about ``2 + 64 density / load`` bits per
-    coordinate, and 2 to find out that a gradient is too dense.
+    Each rank sends its shard of the bitmap and receives the whole, so the payload is about ``2 + 64 density / load``
+    bits per coordinate, and detecting a gradient that is too dense takes 2.
 
     Args:
-        density: Largest share of the coordinates that are not zero on some rank, in (0, 1].
-        load: Keys per cell at that density, in (0, 0.8]; each of the three tables has 8 cells besides.
-        seed: Of the hashes, the same on all ranks.
+        density: Largest share of the coordinates that are nonzero on some rank, in (0, 1].
+        load: Keys per cell at that density, in (0, 0.8]; each of the three tables has 8 extra cells.
+        seed: Random seed of the hashes, the same on all ranks.
     """
 
     name = "homomorphic"
@@ -78,7 +79,7 @@ class Homomorphic(Method):
         return 8 * self.sketch(bucket, 1).cells + bucket.numel / 4 < 4 * bucket.numel
 
     def sketch(self, bucket: Bucket, size: int) -> Sketch:
-        """The sketch of a bucket, to be summed over ``size`` ranks."""
+        """Return the sketch of a bucket for a sum over ``size`` ranks."""
         keys = count(self.density, bucket.numel)
         table = math.ceil(keys / self.load / HASHES) + SLACK
         return Sketch(keys, table, 62 - CROWD - (size - 1).bit_length(), bucket.dtype)
@@ -102,7 +103,7 @@ class Homomorphic(Method):
 
 
 def _sketched(ops: Ops, x: Array, sketch: Sketch, union: Array, key: Array) -> Exchanging:
-    """Sum by sketches, given a key by which they can be peeled."""
+    """Sum by sketches, given a hash key with which they can be peeled."""
     peak = yield AllReduce(ops.reshape(ops.absmax(x), (1,)), op="max")
     sums = yield AllReduce(ops.write_sketch(sketch, union, key, peak, x), donate=True)
     return Exchange(ops.read_sketch(sketch, union, key, peak, sums), ())

@@ -1,4 +1,4 @@
-"""Int8: stochastic rounding to a scale that all ranks share, summed as integers."""
+"""Int8: stochastic rounding to a shared scale, summed as integers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from hvd_compress.ops import Ops
 @register
 @dataclass(frozen=True)
 class Int8(Method):
-    """Linear quantisation with a global scale: integer sums are exact, so any allreduce will do.
+    """Linear quantisation with a scale that all ranks share, so that an allreduce can sum the integers.
 
-    For each block with m the largest magnitude over all ranks, and u uniform in [0, 1)::
+    For each block, with m the largest magnitude over all ranks, and u uniform in [0, 1)::
 
         m = max_i max_j |g_i[j]|                    (allreduce MAX)
         y_i = floor(L g_i / m + u_i),  |y_i| <= L = floor((2^(bits-1) - 1) / n)
         total = (m / L) sum_i y_i                   (allreduce SUM)
 
-    Stochastic rounding makes it unbiased. The integers travel in lanes of an int32; see `hvd_compress.ops.lanes`.
+    Stochastic rounding makes it unbiased. The integers are packed into lanes of an int32; see `hvd_compress.ops.lanes`.
 
     Args:
-        bits: 8 or 16 bits per lane. 8 bits allow up to 127 ranks, 16 bits up to 32767.
+        bits: Bits per lane: 8 for up to 127 ranks, or 16 for up to 32767.
         block: Coordinates that share one scale; a multiple of 4.
-        seed: Start of the random sequence.
+        seed: Random seed.
     """
 
     name = "int8"
@@ -56,14 +56,15 @@ class Int8(Method):
         return Counted(step=0)
 
     def levels(self, ranks: int) -> int:
-        """Levels on each side of zero, such that the sum over the ranks fits its lane.
+        """Return the number of levels on each side of zero with which the sum over the ranks fits its lane.
 
         Raises:
-            UnsupportedError: If there are too many ranks for the width.
+            UnsupportedError: If there are too many ranks for ``bits``.
         """
         levels: int = (2 ** (self.bits - 1) - 1) // ranks
         if levels < 1:
-            raise UnsupportedError(f"int8:bits={self.bits} cannot sum over {ranks} ranks; take int8:bits=16")
+            cure = "take int8:bits=16" if self.bits == 8 else "take another method, such as qsgd"
+            raise UnsupportedError(f"int8:bits={self.bits} cannot sum over {ranks} ranks: {cure}")
         return levels
 
     def exchange(

@@ -1,4 +1,4 @@
-"""LoCo: 4-bit gradients with an error memory of 8 bits."""
+"""LoCo: 4-bit gradients with an 8-bit residual."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hvd_compress.ops.code import Code
 
 
 class Errors(NamedTuple):
-    """An error memory in 8 bits.
+    """Residual in 8 bits.
 
     Attributes:
-        data: uint8; a code with 8 bits for each coordinate, with a scale for each block.
+        data: uint8; an 8-bit code per coordinate, with a scale per block.
     """
 
     data: Array
@@ -28,9 +28,9 @@ class LoCoState(NamedTuple):
     """State of LoCo.
 
     Attributes:
-        step: How many exchanges there were.
-        sent: Errors of what this rank sends, of the size of the bucket.
-        served: Errors of its answers as the server of its part.
+        step: Number of exchanges so far.
+        sent: Residual of the bucket that this rank sends.
+        served: Residual of the shard that this rank serves.
     """
 
     step: int | Array
@@ -41,20 +41,20 @@ class LoCoState(NamedTuple):
 @register
 @dataclass(frozen=True)
 class LoCo(Method):
-    """Low-bit communication with a running mean of the error (Algorithm 1 of the paper, for allreduce).
+    """Low-bit quantisation with a running mean of the error (Algorithm 1 of the paper, for allreduce).
 
-    With Q rounding to the nearest of ``2 L + 1`` levels of the largest magnitude of a block, L = 2^(bits-1) - 1::
+    With Q rounding to the nearest of ``2 L + 1`` levels up to the largest magnitude of a block, L = 2^(bits-1) - 1::
 
         h_i = g_i + e_i            send Q(h_i)            e_i = b e_i + (1 - b) (h_i - Q(h_i))
 
-    e_i is kept in 8 bits, a fourth of a residual, and forgotten every ``reset`` steps. Each rank sums one part of the
-    bucket (alltoall) and sends the sum back in the same way, with an error memory of its own (allgather), as DeepSpeed
-    does between nodes.
+    e_i takes 8 bits, a fourth of a usual residual, and is reset to zero every ``reset`` steps. Each rank sums one shard
+    of the bucket (alltoall) and sends the sum back quantised, with a residual of its own (allgather), as DeepSpeed does
+    between nodes.
 
     Args:
-        bits: Width of a code, 2 to 8.
-        beta: b, in [0, 1).
-        reset: Steps after which the errors are forgotten; 0 for never.
+        bits: Bits per coordinate, 2 to 8.
+        beta: Decay b of the running mean, in [0, 1).
+        reset: Steps after which the residual is set to zero; 0 for never.
         block: Coordinates that share a scale.
     """
 
@@ -103,7 +103,7 @@ class LoCo(Method):
 
     @property
     def _memory(self) -> Code:
-        """How errors are kept."""
+        """Code of the residuals."""
         return Code("max", 8, self.block, dither=False)
 
     def _read(self, ops: Ops, errors: Errors, n: int, dtype: str) -> Array:

@@ -1,4 +1,4 @@
-"""What low-rank methods have in common: gradients read as matrices, and factors that travel together."""
+"""Base class of low-rank methods: gradients as matrices, and their factors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvd_compress.ops import Ops, mix_seed
 
 
 class Factor(NamedTuple):
-    """A gradient as a matrix of ``rows x columns`` and the rank of its approximation."""
+    """Matrix dimensions of a gradient, and the rank of its approximation."""
 
     rows: int
     columns: int
@@ -24,14 +24,14 @@ class Factor(NamedTuple):
 
 @dataclass(frozen=True)
 class LowRank(Method):
-    """Matrices M of a bucket, each approximated by ``P Q^T``. Factors of all matrices are kept flat, row by row.
+    """Approximate each matrix M of a bucket by ``P Q^T``. Factors of all matrices are concatenated, flat, row by row.
 
     Args:
-        rank: Rank r of the approximation; at most what the matrix has.
-        target_ratio: If above 0, each matrix has a rank of its own in the place of ``rank``: the largest, but at least
-            1, whose factors are this many times smaller than the matrix.
-        min_gain: How many times smaller the factors must be for a matrix to be compressed; 0 compresses all.
-        seed: Of the first factors, the same on all ranks.
+        rank: Rank r of the approximation, limited to the smaller dimension of the matrix.
+        target_ratio: If above 0, replaces ``rank`` by a rank per matrix: the largest one (at least 1) whose factors are
+            this many times smaller than the matrix.
+        min_gain: Compress a matrix only if its factors are at least this many times smaller; 0 compresses all.
+        seed: Random seed of the initial factors, the same on all ranks.
     """
 
     family = "low-rank"
@@ -52,9 +52,9 @@ class LowRank(Method):
         check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
 
     def factor(self, shape: Shape) -> Factor:
-        """Read a shape as a matrix: cut between the two axes where the factors are smallest (a vector is one row).
+        """View a shape as a matrix: split its axes where the factors are smallest (a vector is one row).
 
-        That separates the output channels of a convolution from the rest, be they the first axis or the last.
+        This separates the output channels of a convolution, first axis or last, from the rest.
         """
         cuts = [(math.prod(shape[:axis]), math.prod(shape[axis:])) for axis in range(1, len(shape))]
         rows, columns = min(cuts, key=sum, default=(1, math.prod(shape)))
@@ -68,20 +68,20 @@ class LowRank(Method):
         return len(shape) > 1 and f.rows * f.columns >= self.min_gain * f.rank * (f.rows + f.columns)
 
     def factors(self, bucket: Bucket) -> list[Factor]:
-        """The matrices of a bucket."""
+        """Return the matrix dimensions and ranks of all gradients of a bucket."""
         return [self.factor(shape) for shape in bucket.shapes]
 
     def matrices(self, ops: Ops, bucket: Bucket, x: Array) -> list[Array]:
-        """Cut a bucket into its matrices."""
+        """Split a flat bucket into matrices."""
         pieces = ops.split(x, bucket.sizes)
         return [ops.reshape(m, (f.rows, f.columns)) for m, f in zip(pieces, self.factors(bucket), strict=True)]
 
     def left(self, ops: Ops, bucket: Bucket, flat: Array) -> list[Array]:
-        """The left factors, rows x rank, out of one array."""
+        """Split an array into the left factors, each of shape ``(rows, rank)``."""
         return self._cut(ops, bucket, flat, [f.rows for f in self.factors(bucket)])
 
     def right(self, ops: Ops, bucket: Bucket, flat: Array) -> list[Array]:
-        """The right factors, columns x rank, out of one array."""
+        """Split an array into the right factors, each of shape ``(columns, rank)``."""
         return self._cut(ops, bucket, flat, [f.columns for f in self.factors(bucket)])
 
     def _cut(self, ops: Ops, bucket: Bucket, flat: Array, lengths: list[int]) -> list[Array]:
@@ -90,16 +90,16 @@ class LowRank(Method):
         return [ops.reshape(part, (-1, f.rank)) for part, f in zip(parts, factors, strict=True)]
 
     def lengths(self, bucket: Bucket, side: str) -> list[int]:
-        """Numbers in the factor of each matrix, on one side (``"left"`` or ``"right"``)."""
+        """Return the sizes of all factors of one side (``"left"`` or ``"right"``)."""
         return [(f.rows if side == "left" else f.columns) * f.rank for f in self.factors(bucket)]
 
     def draw(self, ops: Ops, bucket: Bucket, side: str) -> Array:
-        """Normally distributed factors of one side (``"left"`` or ``"right"``), from a generator of their own."""
+        """Draw normally distributed factors of one side (``"left"`` or ``"right"``) from a separate generator."""
         size = sum(self.lengths(bucket, side))
         rng = np.random.default_rng(mix_seed(self.seed, bucket.seed, *([1] if side == "left" else [])))
         return ops.constant(rng.standard_normal(size).astype(bucket.dtype))
 
 
 def flat(ops: Ops, parts: list[Array]) -> Array:
-    """Join matrices into one array."""
+    """Concatenate matrices into one flat array."""
     return ops.concat([ops.reshape(part, (-1,)) for part in parts])

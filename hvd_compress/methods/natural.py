@@ -18,12 +18,12 @@ class Natural(Quantised):
 
         C(x) = sgn(x) 2^(a+1)  if u < |x| / 2^a - 1,  else  sgn(x) 2^a          E[C(x)] = x,  E[C(x)^2] <= 9/8 x^2
 
-    The paper's code takes 9 bits, as exponents of float32 do. Here 7 bits tell how far the exponent is below the
-    largest of all, which one more byte tells: what is smaller than 2^-125 of the largest becomes zero.
+    The paper takes 9 bits: the sign and the exponent of float32. Here 7 bits hold the exponent relative to the largest
+    one, which takes one more byte per bucket: values below 2^-125 of the largest become zero.
 
     Args:
-        seed: Start of the random sequence.
-        twoway: Compress what comes back, too.
+        seed: Random seed.
+        twoway: Compress the returned sum too.
     """
 
     name = "natural"

@@ -1,4 +1,4 @@
-"""One bit per coordinate, with error feedback: 1-bit SGD and EF-SignSGD."""
+"""1-bit SGD and EF-SignSGD: one bit per coordinate, with error feedback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvd_compress.ops.code import Code
 
 @dataclass(frozen=True, kw_only=True)
 class _OneBit(Quantised):
-    """One bit for each coordinate, and what each block of coordinates shares."""
+    """One bit per coordinate, and scales per block."""
 
     feedback = True
     serves_feedback = True
@@ -25,18 +25,18 @@ class _OneBit(Quantised):
 @register
 @dataclass(frozen=True, kw_only=True)
 class OneBit(_OneBit):
-    """1-bit SGD: each coordinate becomes the mean of those of its sign.
+    """1-bit SGD: replace each coordinate by the mean of those with its sign.
 
     With p_i the gradient of rank i plus its residual, in each block of coordinates::
 
         a = mean of p_i[j] >= 0        b = mean of p_i[j] < 0        C(p_i)[j] = a if p_i[j] >= 0 else b
 
-    Nothing reconstructs p_i better from one bit per coordinate with this threshold. The paper takes two means for each
-    column of a weight matrix; here it is two for each block.
+    The two means minimise the squared error for this threshold. The paper takes two means per column of a weight
+    matrix; here there are two per block.
 
     Args:
         block: Coordinates that share two means.
-        twoway: Compress what comes back, too, with error feedback on the servers.
+        twoway: Compress the returned sum too, with error feedback on the servers.
     """
 
     name = "onebit"
@@ -55,18 +55,18 @@ class OneBit(_OneBit):
 @register
 @dataclass(frozen=True, kw_only=True)
 class EFSignSGD(_OneBit):
-    """EF-SignSGD: the sign, times the mean magnitude of the block (Algorithm 1 of the paper).
+    """EF-SignSGD: send the sign, times the mean magnitude of the block (Algorithm 1 of the paper).
 
     With p_i the gradient of rank i plus its residual, in each block of d coordinates::
 
         C(p_i) = (||p_i||_1 / d) sgn(p_i)                e_i = p_i - C(p_i)
 
-    The paper's p_i contains the learning rate; here it stays with the optimizer, so a falling rate applies to what is
-    left in the residual as well. The sign of 0 is 1.
+    The paper's p_i includes the learning rate. Here the optimizer applies it, so a decaying rate also applies to the
+    residual. The sign of 0 is 1.
 
     Args:
         block: Coordinates that share a scale.
-        twoway: Compress what comes back, too, with error feedback on the servers.
+        twoway: Compress the returned sum too, with error feedback on the servers.
     """
 
     name = "efsignsgd"

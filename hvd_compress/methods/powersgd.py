@@ -1,4 +1,4 @@
-"""PowerSGD: low-rank gradients by one step of power iteration."""
+"""PowerSGD: low-rank gradients by power iteration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PowerSGDState(NamedTuple):
     """State of PowerSGD.
 
     Attributes:
-        q: The right factors of all matrices of the bucket, flat, row by row: the warm start of the next step.
+        q: Right factors of all matrices of the bucket, flat, row by row: the warm start of the next step.
     """
 
     q: Factors
@@ -27,27 +27,26 @@ class PowerSGDState(NamedTuple):
 @register
 @dataclass(frozen=True)
 class PowerSGD(LowRank):
-    """Rank-r approximation with warm start (Algorithm 1 of the paper), two rounds for all matrices together.
+    """Rank-r approximation with warm start (Algorithm 1 of the paper): two allreduces for all matrices together.
 
-    For each gradient as a matrix M_i (see `LowRank.factor`), Q from the step before::
+    For each gradient as a matrix M_i (see `LowRank.factor`), with Q from the previous step::
 
-        Q = orthogonalise(Q)                        (ours: the same space, better conditioned)
+        Q = orthogonalise(Q)                        (ours: same span, better conditioned)
         P = sum_i M_i Q                             (allreduce)
         P = orthogonalise(P)
         Q = sum_i M_i^T P                           (allreduce)
         total = P Q^T                               e_i = M_i - P (M_i^T P)^T
 
-    It is exact where the sum has rank r or less. Vectors, and matrices that would not get smaller by `min_gain`, go
-    uncompressed.
+    It is exact if the sum has rank r or less. Vectors, and matrices below ``min_gain``, are not compressed.
 
     Args:
-        rank: Rank r of the approximation; at most what the matrix has.
-        target_ratio: If above 0, each matrix has a rank of its own in the place of ``rank``: the largest, but at least
-            1, whose factors are this many times smaller than the matrix.
-        min_gain: How many times smaller the factors must be for a matrix to be compressed; 0 compresses all.
-        seed: Of the first Q, the same on all ranks.
-        iterations: Power iterations in a step, each of which costs two rounds. The authors find more of them better
-            than a higher rank, whose orthogonalisation costs r^2.
+        rank: Rank r of the approximation, limited to the smaller dimension of the matrix.
+        target_ratio: If above 0, replaces ``rank`` by a rank per matrix: the largest one (at least 1) whose factors are
+            this many times smaller than the matrix.
+        min_gain: Compress a matrix only if its factors are at least this many times smaller; 0 compresses all.
+        seed: Random seed of the initial Q, the same on all ranks.
+        iterations: Power iterations per step, each with two allreduces. The authors find more iterations better than a
+            higher rank, as the cost of orthogonalisation grows with r^2.
     """
 
     name = "powersgd"

@@ -1,4 +1,4 @@
-"""QSGD and TernGrad: stochastic rounding to a few levels, with the scales of each rank and block."""
+"""QSGD and TernGrad: stochastic rounding to a few levels, with a scale per rank and block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hvd_compress.ops.code import Code
 
 @dataclass(frozen=True, kw_only=True)
 class _Levels(Quantised):
-    """Multiples of a fraction of the scale of each block, rounded at random."""
+    """Stochastic rounding to levels of a block's scale."""
 
     keeps = "step count"
 
@@ -32,17 +32,17 @@ class QSGD(_Levels):
 
         Q(x_j) = ||x|| sgn(x_j) floor(r + u) / s,        s = 2^(bits-1) - 1,        E[Q(x)] = x
 
-    With the L2 norm the variance is at most ``min(d/s^2, sqrt(d)/s) ||x||^2`` for blocks of d; the maximum is always
-    more accurate, the L2 norm sends more zeros. The paper then codes the integers by Elias' code; here each takes
-    ``bits`` bits, so that all ranks send equally much.
+    With the L2 norm the variance is at most ``min(d/s^2, sqrt(d)/s) ||x||^2`` for blocks of d. The maximum norm is
+    always more accurate; the L2 norm sends more zeros. The paper encodes the integers with Elias codes; here each takes
+    ``bits`` bits, so that all ranks send the same number of bytes.
 
     Args:
-        bits: Width of a code, 2 to 8.
-        norm: ``"max"`` or ``"l2"``. With the L2 norm rounding may add more than there was, so that error feedback would
-            diverge and is refused.
+        bits: Bits per coordinate, 2 to 8.
+        norm: ``"max"`` or ``"l2"``. With ``"l2"`` the rounding error may exceed the value, so error feedback would
+            diverge and is not supported.
         block: Coordinates that share a norm.
-        seed: Start of the random sequence.
-        twoway: Compress what comes back, too.
+        seed: Random seed.
+        twoway: Compress the returned sum too.
     """
 
     name = "qsgd"
@@ -81,20 +81,20 @@ class QSGD(_Levels):
 @register
 @dataclass(frozen=True, kw_only=True)
 class TernGrad(_Levels):
-    """Ternary gradients: clipped, then rounded to -1, 0 or 1 times the largest magnitude (section 3 of the paper).
+    """Ternary gradients: clip, then round to -1, 0 or 1 times the largest magnitude (section 3 of the paper).
 
-    With sigma the standard deviation of a block, about zero::
+    With sigma the root mean square of a block::
 
         x = clip(x, -c sigma, c sigma)        s = max |x|        t_j = s sgn(x_j) [u < |x_j| / s]
 
-    Clipping makes s small and the rounding precise, at the price of a bias; with ``clip=0``, E[t] = x. The paper takes
-    one scale for each layer; here it is one for each block.
+    Clipping reduces s and the rounding error but adds a bias; with ``clip=0``, E[t] = x. The paper takes one scale per
+    layer; here there is one per block.
 
     Args:
-        clip: c, in standard deviations; 0 for no clipping.
+        clip: c, in multiples of sigma; 0 for no clipping.
         block: Coordinates that share a scale.
-        seed: Start of the random sequence.
-        twoway: Compress what comes back, too.
+        seed: Random seed.
+        twoway: Compress the returned sum too.
     """
 
     name = "terngrad"

@@ -1,4 +1,4 @@
-"""What the methods have in common that send every coordinate in a few bits, with a scale of each rank's own."""
+"""Base class of methods that send all coordinates in a few bits, with scales per rank."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class QuantisedState(NamedTuple):
     """State of a quantising method.
 
     Attributes:
-        step: How many exchanges there were; part of the seed.
-        served: Two-way only: what this rank, as the server of its part of the bucket, has not sent back yet.
+        step: Number of exchanges so far; part of the random seed.
+        served: Residual of the shard that this rank serves; two-way only.
     """
 
     step: int | Array
@@ -30,21 +30,21 @@ class QuantisedState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Quantised(Method):
-    """Codes that cannot be summed before they are decoded.
+    """Exchange codes that must be decoded before they are summed.
 
-    One-way, everyone gets the codes of all by allgather, ``n b`` bits for each coordinate with n ranks and b bits::
+    One-way, all ranks receive all codes by allgather: ``n b`` bits per coordinate with n ranks and b bits::
 
         total = sum_i D(C(p_i))                          e_i = p_i - D(C(p_i))
 
-    Two-way, each rank is the server of one part of the bucket. It decodes and sums what it gets (alltoall) and sends
-    the sum back compressed as well (allgather): about ``2 b`` bits, however many ranks there are. A biased code has its
-    error fed back on the server, too (Zheng, Huang, Kwok, Communication-Efficient Distributed Blockwise Momentum SGD
-    with Error-Feedback, 2019, Algorithm 2, with one server for each part)::
+    Two-way, each rank serves one shard of the bucket. It decodes and sums the codes of its shard (alltoall) and sends
+    the sum back compressed (allgather): about ``2 b`` bits per coordinate for any number of ranks. Servers of biased
+    codes use error feedback too (Zheng, Huang, Kwok, Communication-Efficient Distributed Blockwise Momentum SGD with
+    Error-Feedback, 2019, Algorithm 2, with one server per shard)::
 
         q = sum_i D(C(p_i)) + f            total = D(C(q))            f = q - D(C(q))
 
     Args:
-        twoway: Compress what comes back, too.
+        twoway: Compress the returned sum too.
     """
 
     family = "quantised"
@@ -53,7 +53,7 @@ class Quantised(Method):
     keeps = "step count; two-way: the servers' residuals"
     retains = True
     serves_feedback: ClassVar[bool] = False
-    """Whether a server keeps the error of its answer: codes that are biased need it."""
+    """Whether servers use error feedback, as biased codes need."""
 
     twoway: bool = False
 
@@ -68,7 +68,7 @@ class Quantised(Method):
     @property
     @abstractmethod
     def code(self) -> Code:
-        """How coordinates are written."""
+        """Code of the coordinates."""
 
     def _seed(self, ops: Ops, *parts: Any) -> Any:
         return ops.seed(getattr(self, "seed", 0), *parts)
@@ -79,7 +79,7 @@ class Quantised(Method):
         seed = self._seed(ops, bucket.seed, state.step, world.rank)
         if not self.twoway:
             data, left = ops.quantise(x, self.code, seed, keep)
-            del x  # as much memory as the sum will take
+            del x  # frees the memory that the sum will take
             rows = yield AllGather(data)
             total = coded(ops, rows, self.code, bucket.numel, bucket.numel, bucket.dtype)
             return Exchange(total, QuantisedState(state.step + 1, ()), left)
@@ -101,25 +101,25 @@ class Quantised(Method):
 
 
 def part_size(bucket: Bucket, size: int) -> int:
-    """How many coordinates of a bucket each of ``size`` ranks serves; the last may have fewer."""
+    """Return the number of coordinates that each of ``size`` ranks serves; the last may serve fewer."""
     return -(-bucket.numel // size)
 
 
 def two_step(
     ops: Ops, bucket: Bucket, codes: Array, world: World, code: Code, serve: Callable[[Array], Array]
 ) -> Generator[Collective, Any, Coded]:
-    """Sum with each rank as the server of a part: an alltoall of codes, then an allgather of the answers.
+    """Sum with each rank as the server of a shard: an alltoall of codes, then an allgather of the encoded sums.
 
     Args:
-        ops: The primitives of the framework at work.
-        bucket: What is summed.
-        codes: From `Ops.quantise_parts`, a part for each rank.
+        ops: Primitives of the framework.
+        bucket: The bucket to sum.
+        codes: Encoded shards from `Ops.quantise_parts`, one per rank.
         world: The ranks that take part.
-        code: In which parts and answers travel.
-        serve: Makes the answer of the decoded sum of a part.
+        code: Code of the shards and their sums.
+        serve: Encodes the decoded sum of a shard.
 
     Returns:
-        The answers, to be decoded one after another.
+        The concatenation of the encoded sums.
     """
     part = part_size(bucket, world.size)
     received = yield AllToAll(codes)

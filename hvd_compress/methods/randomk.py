@@ -1,4 +1,4 @@
-"""Random-k: all ranks send the same random coordinates, so they can be summed without indices."""
+"""Random-k: all ranks send the same random coordinates, which are summed without indices."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from hvd_compress.ops import Ops
 @register
 @dataclass(frozen=True)
 class RandomK(Method):
-    """Random-k with a seed that all ranks share, exchanged by allreduce.
+    """Random-k with a shared seed, exchanged by allreduce.
 
-    The d coordinates are cut into k runs whose lengths differ by one at most, and one coordinate is drawn from each,
-    so that exactly k differ and each of them is drawn with probability 1 / length, about k/d. With S the draw::
+    The d coordinates are split into k runs whose lengths differ by at most one. One coordinate is drawn from each run,
+    with probability 1 / length, about k/d. With S the k drawn coordinates::
 
         total = sum_i sum_{j in S} p_i[j] e_j            e_i = p_i - p_i restricted to S
 
-    Without error feedback ``unbiased=on`` multiplies each value by the length of its run, so that
-    ``E[total] = sum_i g_i`` (at the price of a variance of about d/k - 1).
+    ``unbiased=on`` multiplies each value by the length of its run, so that ``E[total] = sum_i g_i``, with a relative
+    variance of about d/k - 1. It requires ``feedback=off``.
 
     Args:
         ratio: Share of the coordinates that are sent, in (0, 1].
-        unbiased: Scale up what is sent; goes with ``feedback=off`` only.
-        seed: Start of the random sequence, the same on all ranks.
+        unbiased: Scale up the values; only with ``feedback=off``.
+        seed: Random seed, the same on all ranks.
     """
 
     name = "randomk"

@@ -1,4 +1,4 @@
-"""ScaleCom: one rank after another leads, and all send the coordinates that the leader finds largest."""
+"""ScaleCom: ranks lead in turn, and all send the largest coordinates of the leader."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from hvd_compress.ops import Ops
 @register
 @dataclass(frozen=True)
 class ScaleCom(Method):
-    """Cyclic local top-k (CLT-k): indices are agreed before values are sent, so values can be summed.
+    """Cyclic local top-k (CLT-k): ranks agree on indices first, so an allreduce can sum the values.
 
     In step t, with n ranks, p_i the gradient of rank i plus its residual, and l = t mod n::
 
         S = indices of the k largest |p_l|                (sent by the leader alone)
         total = sum_i sum_{j in S} p_i[j] e_j             (allreduce)
 
-    Its memory passes a low-pass filter, ``e_i = (1 - b) e_i + b (p_i - p_i restricted to S)``, with b = 0.1 by default
-    (option ``lowpass``; 1 is classic error feedback): ranks must agree on what is large, and large batches and learning
-    rates make their residuals noisy.
+    The residual passes a low-pass filter, ``e_i = (1 - b) e_i + b (p_i - p_i restricted to S)``, with b = 0.1 by
+    default (option ``lowpass``; 1 is classic error feedback). It keeps residuals similar across ranks, although large
+    batches and learning rates make them noisy.
 
-    The leader's indices travel as a sum to which the others add zeros, since Horovod fixes the root of a broadcast when
-    a graph is built.
+    The leader's indices are summed with zeros of the other ranks, since the root of a Horovod broadcast is fixed when a
+    TensorFlow graph is built.
 
     Args:
         ratio: Share of the coordinates that are sent, in (0, 1].

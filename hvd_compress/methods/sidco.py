@@ -1,4 +1,4 @@
-"""SIDCo: a threshold from the statistics of the gradient, at the price of a few sums."""
+"""SIDCo: a threshold from the statistics of the gradient."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from hvd_compress.methods.sparse import Sparse
 from hvd_compress.ops import Ops
 
 FIRST = 0.25
-"""Share of the coordinates that the first of several stages leaves."""
+"""Share of the coordinates above the threshold of the first of several stages."""
 
 PERIOD = 5
-"""Steps between two looks at the number of stages."""
+"""Steps between two adaptations of the number of stages."""
 
 TOLERANCE = 0.1
-"""How far from the target the number of sent coordinates may be, as a share of the target."""
+"""Relative tolerance of the number of sent coordinates."""
 
 CORRECTIONS = 3
-"""How often the fitted threshold is corrected before the exact top-k takes its place."""
+"""Maximum number of corrections of the fitted threshold before the fallback to exact top-k."""
 
 TINY = 2.0**-1022
-"""The smallest threshold, of magnitudes divided by the largest; what is below counts as zero."""
+"""Smallest threshold, relative to the largest magnitude; smaller values count as zero."""
 
 
 class SIDCoState(NamedTuple):
     """State of SIDCo.
 
     Attributes:
-        stages: S, how many fits make a threshold: a float64 scalar.
-        achieved: Sum of achieved / target over the steps since S was last looked at: a float64 scalar.
-        step: How many exchanges there were.
+        stages: Number S of fits per threshold: a float64 scalar.
+        achieved: Sum of achieved / target over the steps since S was last adapted: a float64 scalar.
+        step: Number of exchanges so far.
     """
 
     stages: Private
@@ -47,7 +47,7 @@ class SIDCoState(NamedTuple):
 
 
 class _Tail(NamedTuple):
-    """What is larger than a threshold t: how much there is, and the means of ``y = |x| - t`` and ``y^2``."""
+    """Count of the magnitudes above a threshold t, and the means of ``y = |x| - t`` and ``y^2``."""
 
     count: Array
     mean: Array
@@ -59,32 +59,32 @@ class _Tail(NamedTuple):
 class SIDCo(Sparse):
     """Send ``S_i = {j : |p_i[j]| >= t_i}`` with t_i from a fitted distribution. See `Sparse` for the exchange.
 
-    The paper's part. Let d be the ratio, and y = |x| - t of those |x| that are larger than t, with t = 0 at first. Each
-    stage raises t so far that a share q of them is left, by the moments of y::
+    From the paper: let d be the ratio, t = 0 at first, and y = |x| - t for all |x| > t. Each stage raises t such that a
+    share q of these remains, by the moments of y::
 
         exponential:  t' = t - mean ln q
         pareto:       t' = t + a (1 - q^k) / k,     k = (mean^2/var - 1) / 2,     a = mean (mean^2/var + 1) / 2
         gamma:        t' = -b (ln q + ln Gamma(alpha)),     b = mean / alpha,     s = ln mean - E ln y,
                       alpha = (3 - s + sqrt((s - 3)^2 + 24 s)) / (12 s)           (first stage; then pareto)
 
-    One stage has q = d; several have 0.25 first, then ``q = (d / 0.25)^(1/(S-1))`` each. Every 5 steps S falls by one
-    if the mean of achieved / target is above 1.2, and grows by one if it is below 0.8; ``1 <= S <= ceil(log_0.5 d)``.
+    A single stage has q = d; with several, q is 0.25 first, then ``q = (d / 0.25)^(1/(S-1))``. Every 5 steps S falls by
+    one if the mean of achieved / target is above 1.2, and grows by one if it is below 0.8, within
+    ``1 <= S <= ceil(log_0.5 d)``.
 
-    Ours, as a fit alone can be off by a factor of 10 and more where the distribution is another one and the ratio is
-    small: zeros are left out of fit and count, and k = d n are to be sent of the rest. If the threshold passes c of
-    them and c is not within 10% of k, it is corrected along the power law that fits the tail there, with Hill's
-    estimate of its exponent::
+    Ours: a fit alone can be off by a factor of 10 and more if the distribution differs and the ratio is small. So fit
+    and count ignore zeros, and the target is k = d n coordinates. If the number c above the threshold is not within 10%
+    of k, the threshold is corrected along a power law fitted to the tail, with Hill's estimate of its exponent::
 
         t' = t (c / k)^H,       H = mean of ln(|x| / t) over |x| >= t
 
-    which comes closer from the same side wherever the logarithm of the tail is concave in ln t (as of all distributions
-    above). Where three corrections do not suffice - too few coordinates, or ties - the exact top-k is sent. So what is
-    sent is within 10% of k always, or all that is not zero. S adapts by what the fit alone achieves.
+    It approaches k from one side if the logarithm of the tail is concave in ln t, as for all distributions above. If
+    three corrections do not suffice (too few coordinates, or ties), the exact top-k is sent. So the number of sent
+    coordinates is always within 10% of k, or that of all nonzero ones. S adapts to what the fit alone achieves.
 
     Args:
-        ratio: d, share of the coordinates that are to be sent, in (0, 1].
-        fit: ``"exponential"``, ``"gamma"`` or ``"pareto"``.
-        stages: S; 0 to adapt it.
+        ratio: Target share d of the coordinates that are sent, in (0, 1].
+        fit: Distribution: ``"exponential"``, ``"gamma"`` or ``"pareto"``.
+        stages: Number S of stages; 0 to adapt it.
         values: ``"fp32"``, or ``"fp16"`` to send values in 16 bits.
     """
 
@@ -112,7 +112,7 @@ class SIDCo(Sparse):
 
     @property
     def most_stages(self) -> int:
-        """The largest S."""
+        """Largest S."""
         return self.stages or max(1, math.ceil(-math.log2(self.ratio)))
 
     def init(self, ops: Ops, bucket: Bucket, size: int) -> SIDCoState:
@@ -132,7 +132,7 @@ class SIDCo(Sparse):
         t = ops.where(nonzero > k, t, TINY)
 
         tail = ops.tail(x, unit, t, logs=True)
-        # Where all is zero, nothing is to be sent and nothing is.
+        # If all is zero, the target of none is met.
         achieved = ops.where(goal > 0, state.achieved + tail[0] / ops.clip(goal, 1.0, math.inf), state.achieved + 1)
         return _send(ops, x, unit, t, tail, goal, k), self._adapted(ops, state, achieved)
 
@@ -140,10 +140,10 @@ class SIDCo(Sparse):
         """Fit the threshold of the paper, without our corrections.
 
         Args:
-            ops: The primitives of the framework at work.
+            ops: Primitives of the framework.
             x: The coordinates.
-            unit: Their largest magnitude, in which the threshold is told: a float64 scalar.
-            everything: The moments of all that is not zero.
+            unit: Their largest magnitude, the unit of the threshold: a float64 scalar.
+            everything: Moments of all nonzero coordinates.
             log_d: ln d, a float64 scalar.
             stages: S, a float64 scalar of at most `most_stages`.
         """
@@ -161,7 +161,7 @@ class SIDCo(Sparse):
         return self._raised(ops, ops.tail(x, unit, ops.clip(t, TINY, math.inf)), t, log_q, fit)
 
     def _raised(self, ops: Ops, tail: Array, t: Array, log_q: Array, fit: str) -> Array:
-        """Raise the threshold so that a share q of what is above it is left, by its moments."""
+        """Raise the threshold so that a share q of the values above it remains, by their moments."""
         n = ops.clip(tail[0], 1.0, math.inf)
         mean = ops.clip(tail[1] / n, TINY, 1.0)
         if fit == "exponential":
@@ -169,14 +169,14 @@ class SIDCo(Sparse):
         if fit == "pareto":
             r = mean * mean / ops.clip(tail[2] / n - mean * mean, 1e-300, 1.0)
             k = (r - 1) / 2
-            k = ops.where(ops.abs(k) > 1e-6, k, 1e-6)  # near 0 it goes to the exponential distribution
+            k = ops.where(ops.abs(k) > 1e-6, k, 1e-6)  # the limit k -> 0 is the exponential distribution
             return t + mean * (r + 1) / 2 * (1 - math.e ** (k * log_q)) / k
         s = ops.clip(ops.log(mean) - tail[3] / n, 1e-9, math.inf)
         alpha = (3 - s + ops.sqrt((s - 3) * (s - 3) + 24 * s)) / (12 * s)
         return -mean / alpha * (log_q + ops.lgamma(alpha))
 
     def _adapted(self, ops: Ops, state: SIDCoState, achieved: Array) -> SIDCoState:
-        """The next state, given the sum of achieved / target up to now."""
+        """Return the next state, given the sum of achieved / target so far."""
         step = state.step + 1
         if self.stages:
             return state._replace(step=step)
@@ -199,7 +199,7 @@ def _same(t: Array) -> Array:
 def _send(
     ops: Ops, x: Array, unit: Array, t: Array, tail: Array, goal: Array, k: int, left: int = CORRECTIONS
 ) -> Array:
-    """The indices that a threshold passes, after as many corrections as are needed and left."""
+    """Return the indices above a threshold, after up to ``left`` corrections."""
     passed = tail[0]
 
     def correct() -> Array:

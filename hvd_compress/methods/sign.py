@@ -1,4 +1,4 @@
-"""SignSGD and Signum: each rank votes on the sign of every coordinate, and the majority wins."""
+"""SignSGD and Signum: majority vote on the sign of each coordinate."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class SignState(NamedTuple):
     """State of the voting methods.
 
     Attributes:
-        step: How many exchanges there were; part of the seed that breaks ties.
-        momentum: Signum: the running mean of this rank's gradients; shape ``(bucket.numel,)``.
+        step: Number of exchanges so far; part of the random seed that breaks ties.
+        momentum: Running mean of this rank's gradients, for Signum; shape ``(bucket.numel,)``.
     """
 
     step: int | Array
@@ -38,16 +38,16 @@ class SignSGD(Method):
 
         mean over the ranks = sgn(sum_i sgn(g_i))
 
-    All updates have the same size, so the learning rate must be small (the authors take 1e-4). There is no residual:
-    what is voted down is gone, which keeps the method robust against ranks that send nonsense.
+    All updates have the same magnitude, so the learning rate must be small (the authors take 1e-4). There is no
+    residual: outvoted signs are lost, which makes the method robust against faulty ranks.
 
-    Two-way, the rank that serves a part counts its votes and sends back one bit: 1 bit each way, as in the paper. One-
-    way, everyone counts all votes, which costs as many bits as there are ranks. The sign of 0 is 1 (as in the authors'
-    code); a tie goes to a coin that all ranks see fall alike, since a rule would pull the weights to one side.
+    Two-way, the rank that serves a shard counts its votes and sends the majority back: 1 bit each way, as in the paper.
+    One-way, each rank counts all votes, which costs one bit per rank. The sign of 0 is 1, as in the authors' code. Ties
+    are broken at random, equally on all ranks, since a fixed rule would bias the weights.
 
     Args:
-        twoway: Off: everyone gets all votes by allgather.
-        seed: Of the coins.
+        twoway: If off, all ranks receive all votes by allgather.
+        seed: Random seed of the tie-breaks.
     """
 
     name = "signsgd"
@@ -90,18 +90,18 @@ class SignSGD(Method):
 @register
 @dataclass(frozen=True, kw_only=True)
 class Signum(SignSGD):
-    """SignSGD with momentum: ranks vote with the sign of a running mean.
+    """SignSGD with momentum: vote with the sign of a running mean.
 
     Algorithm 1 of the paper::
 
         m_i = b m_i + (1 - b) g_i                mean over the ranks = sgn(sum_i sgn(m_i))
 
-    The optimizer must not add momentum of its own. See `SignSGD` for the vote.
+    The optimizer must be without momentum. See `SignSGD` for the vote.
 
     Args:
-        beta: b, in [0, 1).
-        twoway: Off: everyone gets all votes by allgather.
-        seed: Of the coins that break ties.
+        beta: Decay b of the running mean, in [0, 1).
+        twoway: If off, all ranks receive all votes by allgather.
+        seed: Random seed of the tie-breaks.
     """
 
     name = "signum"

@@ -1,4 +1,4 @@
-"""What the methods have in common in which each rank sends coordinates of its own choice."""
+"""Base class of methods in which each rank selects the coordinates that it sends."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ HALF_MAX = 65504.0
 """Largest finite float16."""
 
 PAGE = 2**16
-"""Coordinates whose place within their page fits 16 bits."""
+"""Coordinates per page, so that the position within a page fits 16 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sparse(Method):
-    """Values and indices, exchanged by allgather.
+    """Exchange values and indices by allgather.
 
-    With p_i the gradient of rank i plus its residual and S_i the indices that it selects::
+    With p_i the gradient of rank i plus its residual, and S_i the indices that it selects::
 
         total = sum_i sum_{j in S_i} p_i[j] e_j          e_i = p_i - p_i restricted to S_i
 
-    An index takes 16 bits: indices travel in ascending order, as their place within a page of 65536 coordinates, and
-    where there are several pages, 32 bits for each page say how many indices it has.
+    An index takes 16 bits: the ascending indices are sent as positions within pages of 65536 coordinates. With several
+    pages, 32 bits per page hold the number of its indices.
 
     Args:
-        values: ``"fp32"`` sends values in the bucket's own precision, ``"fp16"`` in 16 bits, limited to +-65504; what
-            rounding and limit take away stays in the residual.
+        values: ``"fp32"`` sends values in the bucket's dtype, ``"fp16"`` in 16 bits, clipped to +-65504. The residual
+            keeps the rounding and clipping error.
     """
 
     family = "sparse"
@@ -43,7 +43,7 @@ class Sparse(Method):
     feedback = True
     retains = True
     ragged: ClassVar[bool] = True
-    """Whether ranks differ in how many coordinates they send; 32 bits say how many, then."""
+    """Whether ranks send different numbers of coordinates; the number then takes 32 bits of the payload."""
 
     values: str = "fp32"
 
@@ -52,12 +52,12 @@ class Sparse(Method):
 
     @abstractmethod
     def select(self, ops: Ops, bucket: Bucket, x: Array, state: State) -> tuple[Array, State]:
-        """Choose what to send: ascending indices, and the next state."""
+        """Return the ascending indices of the coordinates to send, and the next state."""
 
     def combine(self, ops: Ops, bucket: Bucket, pieces: list[tuple[Array, Array]]) -> Total:
-        """Add up the indices and values of all ranks.
+        """Sum the indices and values of all ranks.
 
-        One rank after another: within one the indices differ, so the order of the additions is fixed.
+        Ranks are added one after another. Within a rank indices are unique, so the order of additions is fixed.
         """
         del ops
         return Scattered(pieces, bucket.numel, bucket.dtype)
@@ -89,22 +89,22 @@ class Sparse(Method):
         return Exchange(total, state, left, Chosen(indices))
 
     def counted(self, ops: Ops, total: Total, indices: Array, values: Array) -> Array:
-        """Return what of the values of this rank is in the sum."""
+        """Return the part of this rank's values that the sum includes."""
         del ops, total, indices
         return values
 
 
 def within(ops: Ops, indices: Array, bucket: Bucket, sender: str) -> Array:
-    """Indices from the wire, once it is sure that they ascend and are those of coordinates of the bucket."""
+    """Return received indices after checking that they ascend and are within the bucket."""
     message = f"{sender} sent indices that do not ascend within 0 .. {bucket.numel - 1} of bucket {bucket.key!r}"
     return ops.check(indices, ops.ascending(indices, bucket.numel), f"{message}; {DAMAGED}")
 
 
 class _Wire(NamedTuple):
-    """How indices and values lie in bytes.
+    """Byte layout of indices and values.
 
     Attributes:
-        pages: How many pages the bucket has.
+        pages: Number of pages of the bucket.
         values: Dtype of the values.
     """
 
@@ -112,12 +112,12 @@ class _Wire(NamedTuple):
     values: str
 
     def write(self, ops: Ops, indices: Array, values: Array) -> list[Array]:
-        """The arrays that are sent, one after another."""
+        """Return the arrays to send, in order."""
         counts = [ops.histogram(indices // PAGE, self.pages)] if self.pages > 1 else []
         return [*counts, values, ops.cast(indices % PAGE, "uint16")]
 
     def read(self, ops: Ops, data: Array, n: Any) -> tuple[Array, Array]:
-        """Indices and values of one rank that sent ``n`` of them."""
+        """Return the indices and values of a rank that sent ``n`` of them."""
         counts = [("int32", self.pages)] if self.pages > 1 else []
         *pages, values, places = ops.from_bytes(data, *counts, (self.values, n), ("uint16", n))
         indices = ops.cast(places, "int64")
@@ -129,11 +129,11 @@ class _Wire(NamedTuple):
         return indices, values
 
     def read_ragged(self, ops: Ops, data: Array, size: int) -> Iterator[tuple[Array, Array]]:
-        """Indices and values of all ranks, each with its count in front."""
+        """Yield the indices and values of all ranks, each preceded by its count."""
         width = np.dtype(self.values).itemsize + 2
         for left in reversed(range(size)):
             n = ops.length(ops.from_bytes(data[:4], ("int32", 1))[0])
             n = ops.check(n, n >= 0, f"a payload says that it has a negative number of indices; {DAMAGED}")
             end = 4 + n * width + (4 * self.pages if self.pages > 1 else 0)
-            yield self.read(ops, data[4:end] if left else data[4:], n)  # the last is to have all that there is
+            yield self.read(ops, data[4:end] if left else data[4:], n)  # the last rank must have exactly the rest
             data = data[end:]

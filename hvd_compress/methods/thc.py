@@ -1,4 +1,4 @@
-"""THC: gradients quantised alike on all ranks, so that the codes themselves are summed."""
+"""THC: all ranks quantise with the same range, so that the codes themselves can be summed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ TABLES = {
     3: (0, 10, 15, 19, 23, 27, 32, 42),
     4: (0, 3, 5, 7, 9, 11, 13, 14, 16, 17, 19, 21, 23, 25, 27, 30),
 }
-"""Levels that suit the normal distribution, on a grid of integers: the authors' tables for 2, 3 and 4 bits."""
+"""The authors' tables of levels for the normal distribution, on a grid of integers, for 2, 3 and 4 bits."""
 
 _WASTE = 8
-"""A full rotation fills up at most 1/8 of the coordinates with zeros."""
+"""A full rotation pads with at most 1/8 of the coordinates."""
 
 
 @register
@@ -31,35 +31,35 @@ _WASTE = 8
 class THC(Method):
     """Tensor homomorphic compression: shared range, randomised Hadamard rotation, integer sum.
 
-    With D random signs that all ranks share, H the normalised Hadamard matrix, n ranks and u uniform in [0, 1), for
-    each block of m coordinates::
+    With shared random signs D, H the normalised Hadamard matrix, n ranks and u uniform in [0, 1), for each block of m
+    coordinates::
 
-        x_i = H D g_i                                       (about normal, whatever g_i is)
+        x_i = H D g_i                                       (about normal for any g_i)
         M = T max_i ||g_i||_2 / sqrt(m)                     (allreduce MAX; T: P(|N(0,1)| > T) = clip)
         y_i = floor(L x_i / M + u_i) within +-L             (stochastic rounding, L = 2^(bits-1) - 1)
         total = D H (M / L) sum_i y_i                       (the sum of the integers)
 
-    ``overflow="widen"`` sums in lanes that no sum can leave (see `hvd_compress.ops.lanes`): 5 bits for 2 ranks of
-    4 bits, 6 for 3 and 4. ``"saturate"`` keeps ``bits`` bits on the wire for the sum as well and clips it there: after
-    the rotation coordinates are centred and partly cancel. M is then widened by ``n^headroom``: with 0 the sums of
-    independent gradients are clipped beyond ``T / sqrt(n)`` of their standard deviations, with 0.5 beyond T of them,
-    and with 1 even equal gradients fit, but each step is coarser by as much.
+    ``overflow="widen"`` sums in lanes wide enough for any sum (see `hvd_compress.ops.lanes`): 5 bits for 2 ranks of
+    4 bits, 6 bits for 3 and 4 ranks. ``"saturate"`` sends the sum in ``bits`` bits too and clips it: rotated
+    coordinates are centred and partly cancel. It widens M by ``n^headroom``. With 0, sums of independent gradients are
+    clipped beyond ``T / sqrt(n)`` of their standard deviations, with 0.5 beyond T of them; with 1 even equal gradients
+    fit. The rounding error grows by the same factor.
 
-    Rotations cost time. ``"partial"`` rotates blocks that fit a cache, with a range for each (Han et al., Beyond
-    Throughput and Compression Ratios, 2024), ``"full"`` blocks as large as the bucket allows, ``"none"`` nothing; then
-    the range is that of the largest coordinate.
+    Rotation costs time. ``"partial"`` rotates blocks that fit the cache, with a range per block (Han et al., Beyond
+    Throughput and Compression Ratios, 2024). ``"full"`` rotates blocks as large as the bucket allows. ``"none"`` does
+    not rotate, and the range is that of the largest coordinate.
 
     Args:
-        bits: Width of a code: 2, 3, 4 or 8.
+        bits: Bits per coordinate: 2, 3, 4 or 8.
         rotation: ``"partial"``, ``"full"`` or ``"none"``.
-        block: Coordinates in a block if the rotation is not full; a power of two.
-        levels: ``"uniform"``, or ``"table"`` for the authors' levels that suit normal numbers (2 to 4 bits; they take
+        block: Coordinates per block unless the rotation is full; a power of two.
+        levels: ``"uniform"``, or ``"table"`` for the authors' levels for normally distributed values (2 to 4 bits, in
             wider lanes).
         overflow: ``"widen"`` or ``"saturate"`` (2, 4 or 8 bits, uniform levels).
-        headroom: With ``"saturate"``, the power of the number of ranks by which the range is widened, in [0, 1].
-        clip: Share of the rotated coordinates that may lie beyond the range, which is finer then; 0 takes the largest
-            coordinate for the range, which makes it unbiased.
-        seed: Start of the random sequences.
+        headroom: With ``"saturate"``, widen the range by the number of ranks to this power, in [0, 1].
+        clip: Share of the rotated coordinates that may be clipped, for a finer range; 0 takes the largest coordinate as
+            the range and is unbiased.
+        seed: Random seed, the same on all ranks.
     """
 
     name = "thc"
@@ -113,20 +113,20 @@ class THC(Method):
         check_range("clip", self.clip, "in [0, 1)", 0 <= self.clip < 1)
         check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
         if self.levels == "table" and (self.bits not in TABLES or self.overflow == "saturate"):
-            raise SpecError("levels=table goes with bits=2, 3 or 4 and overflow=widen")
+            raise SpecError("levels=table requires bits=2, 3 or 4 and overflow=widen")
         if self.overflow == "saturate" and self.bits == 3:
-            raise SpecError("overflow=saturate goes with bits=2, 4 or 8, so that a byte holds whole codes")
+            raise SpecError("overflow=saturate requires bits=2, 4 or 8, so that a byte holds whole codes")
 
     @property
     def top(self) -> int:
-        """The largest integer that a rank sends."""
+        """Largest integer that a rank sends."""
         return TABLES[self.bits][-1] // 2 if self.levels == "table" else int(2 ** (self.bits - 1) - 1)
 
     def init(self, ops: Ops, bucket: Bucket, size: int) -> Counted:
         return Counted(step=0)
 
     def columns(self, n: int) -> int:
-        """Coordinates in a block; the last one is filled up with zeros."""
+        """Return the number of coordinates per block; the last block is padded with zeros."""
         block = self.block
         if self.rotation == "full":
             block = 2 ** (n - 1).bit_length()
@@ -172,13 +172,13 @@ class THC(Method):
         return Exchange(decode(total), Counted(state.step + 1), left)
 
     def _range(self, ops: Ops, rows: Array) -> Array:
-        """What this rank takes for the largest magnitude of each block."""
+        """Return this rank's range of each block."""
         if not self.clip or self.rotation == "none":
             return ops.absmax(rows)
         return ops.norms(rows) * (NormalDist().inv_cdf(1 - self.clip / 2) / int(rows.shape[1]) ** 0.5)
 
     def round(self, ops: Ops, rows: Array, limits: Array, seed: Any) -> Array:
-        """Round to integers in ``-top .. top`` levels of the limits, at random between neighbours."""
+        """Round stochastically to integers in ``-top .. top``, with ``top`` at the limits."""
         shape = (int(rows.shape[0]), int(rows.shape[1]))
         u = ops.cast(ops.reshape(ops.uniform(seed, shape[0] * shape[1]), shape), ops.dtype(rows))
         x = rows / ops.reshape(ops.where(limits > 0, limits, 1.0), (-1, 1))

@@ -1,4 +1,4 @@
-"""Threshold: every rank sends what is larger than a fixed number."""
+"""Threshold: each rank sends the coordinates above a fixed magnitude."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hvd_compress.ops import Ops
 @register
 @dataclass(frozen=True, kw_only=True)
 class Threshold(Sparse):
-    """Send ``S_i = {j : |p_i[j]| >= threshold}``, as many as there are. See `Sparse` for the exchange.
+    """Send ``S_i = {j : |p_i[j]| >= threshold}``. See `Sparse` for the exchange.
 
-    How many that is depends on the scale of the gradients, so the threshold must be tuned to the model; `SIDCo` does it
-    by itself.
+    The size of S_i depends on the scale of the gradients, so the threshold must be tuned to the model; `SIDCo` tunes it
+    itself.
 
     Args:
         threshold: Smallest magnitude that is sent; above 0.

@@ -1,4 +1,4 @@
-"""Top-k: every rank sends its own largest coordinates."""
+"""Top-k: each rank sends its largest coordinates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvd_compress.ops import Ops
 @register
 @dataclass(frozen=True, kw_only=True)
 class TopK(Sparse):
-    """Exact top-k by magnitude; of equal magnitudes the lower index wins. See `Sparse` for the exchange.
+    """Exact top-k by magnitude; ties go to the lower index. See `Sparse` for the exchange.
 
     Args:
         ratio: Share of the coordinates that are sent, in (0, 1].

@@ -1,4 +1,4 @@
-"""TopKC: the chunks whose norms are largest over all ranks, so that values can be summed without indices."""
+"""TopKC: all ranks send the chunks with the largest norms, which are summed without indices."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from hvd_compress.ops import Ops
 @register
 @dataclass(frozen=True)
 class TopKC(Method):
-    """Chunked top-k: an allreduce of chunk norms elects the chunks that a second one sums.
+    """Chunked top-k: one allreduce of chunk norms selects the chunks, a second one sums them.
 
-    With p_i the gradient of rank i plus its residual, cut into chunks of C coordinates::
+    With p_i the gradient of rank i plus its residual, split into chunks of C coordinates::
 
         m = max_i max_c ||p_i[c]||_2                     (allreduce MAX, one number)
         s[c] = sum_i ||p_i[c]||_2 / m                    (allreduce SUM, 16 bits per chunk)
-        S = the J chunks with the largest s              (of equal ones the lower)
+        S = the J chunks with the largest s              (ties go to the lower one)
         total = sum_i sum_{c in S} p_i[c]                (allreduce SUM, 16 bits per coordinate)
 
-    It costs ``16/C + 16 ratio`` bits per coordinate. Gradients are large in places, so a chunk is a good unit; shuffled
-    coordinates lose that. m keeps the 16-bit sums in range whatever the scale of the gradients.
+    It costs ``16/C + 16 ratio`` bits per coordinate. Large coordinates cluster, so chunks work well; shuffling the
+    coordinates would destroy that. m keeps the 16-bit sums in range at any scale of the gradients.
 
     Args:
         ratio: Share of the chunks that are sent, in (0, 1].
-        chunk: C, coordinates in a chunk.
-        values: ``"fp16"`` sends values in 16 bits, ``"fp32"`` in the bucket's own precision. What a rank loses by
-            rounding stays in its residual.
+        chunk: C, coordinates per chunk.
+        values: ``"fp16"`` sends values in 16 bits, ``"fp32"`` in the bucket's dtype. The residual keeps the rounding
+            error.
     """
 
     name = "topkc"

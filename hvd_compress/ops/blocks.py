@@ -1,4 +1,4 @@
-"""Arrays cut into blocks, each of which has a scale of its own."""
+"""Split arrays into blocks that have separate scales."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hvd_compress.ops import Ops
 
 
 class Blocks(NamedTuple):
-    """An array of n coordinates cut into ``number`` blocks of ``size``.
+    """Partition of an array into blocks.
 
     Attributes:
-        n: Coordinates.
-        number: Blocks.
-        size: Coordinates in a block; the last one is filled up with zeros.
+        n: Number of coordinates.
+        number: Number of blocks.
+        size: Coordinates per block; the last block is padded with zeros.
     """
 
     n: int
@@ -25,12 +25,12 @@ class Blocks(NamedTuple):
 
     @classmethod
     def of(cls, n: int, largest: int) -> Blocks:
-        """Blocks of ``largest``, or one block if the array is smaller."""
+        """Return blocks of ``largest`` coordinates, or one block if the array is smaller."""
         size = max(1, min(n, largest))
         return cls(n, -(-n // size), size)
 
     def cut(self, ops: Ops, x: Array) -> Array:
-        """Shape ``(n,)`` to ``(number, size)``."""
+        """Reshape ``(n,)`` to ``(number, size)``."""
         return ops.reshape(ops.pad(x, self.number * self.size), (self.number, self.size))
 
     def join(self, ops: Ops, rows: Array) -> Array:
@@ -38,10 +38,10 @@ class Blocks(NamedTuple):
         return ops.reshape(rows, (-1,))[: self.n]
 
     def members(self, ops: Ops, dtype: str) -> Array:
-        """How many coordinates each block really has, shape ``(number,)``."""
+        """Return the number of coordinates of each block without padding, shape ``(number,)``."""
         starts = np.arange(self.number) * self.size
         return ops.constant(np.clip(self.n - starts, 1, self.size).astype(dtype))
 
     def column(self, ops: Ops, values: Array) -> Array:
-        """One value for each block, shaped to go with the rows."""
+        """Reshape one value per block to broadcast over the rows."""
         return ops.reshape(values, (self.number, 1))

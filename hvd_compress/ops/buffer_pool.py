@@ -1,4 +1,4 @@
-"""Memory that is used again: to touch that which is new to the process takes as long as to write it twice."""
+"""Reuse memory: the first write to new memory takes twice as long."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 import numpy.typing as npt
 
 _LEAST = 2**18
-"""Numbers from which on it matters."""
+"""Smallest number of elements that is worth reusing."""
 
 _FREE = 2
-"""References to an array that nobody uses: the one that is kept, and the one by which it is asked."""
+"""Reference count of an unused array: the attribute, and the argument of ``sys.getrefcount``."""
 
 
 class Spare:
-    """Keeps the float32 array that was given out last, and gives it out again once nobody refers to it any more."""
+    """Pool of one float32 array, which is reused once nothing refers to it any more."""
 
     def __init__(self) -> None:
         self._kept: npt.NDArray[Any] = np.empty(0, np.float32)
         self._lock = threading.Lock()
 
     def take(self, n: int) -> npt.NDArray[Any]:
-        """Memory for ``n`` float32, whatever is in it."""
+        """Return uninitialised memory for ``n`` float32."""
         if n < _LEAST:
             return np.empty(n, np.float32)
         with self._lock:

@@ -1,4 +1,4 @@
-"""How coordinates are written in a few bits: the parameters of ``Ops.quantise`` and ``Ops.dequantise``."""
+"""Codes of a few bits per coordinate, for ``Ops.quantise`` and ``Ops.dequantise``."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ Kind = Literal["max", "l2", "clipped", "mean", "means", "one", "powers", "bfloat
 
 
 class Code(NamedTuple):
-    """A code: what travels is one or two scales for each block of coordinates, then the packed codes.
+    """Code of coordinates. The payload is the scales of all blocks, if any, followed by the packed codes.
 
     Attributes:
-        kind: What the numbers are rounded to.
+        kind: Values that numbers are rounded to.
 
             - ``"max"``, ``"l2"``, ``"clipped"``: multiples of ``scale / L``, ``L = 2^(bits-1) - 1``. The scale of a
               block is its largest magnitude, its L2 norm, or the largest magnitude after clipping to ``clip`` times its
               root mean square.
-            - ``"mean"``, ``"means"``, ``"one"``: their sign, of 0 as well 1, times the mean magnitude of the block;
-              the mean of those of that sign; or 1.
-            - ``"powers"``: powers of two, by the exponents of float32 in 7 bits below that of the largest.
+            - ``"mean"``, ``"means"``, ``"one"``: the sign (1 for 0), times the mean magnitude of the block, the mean
+              magnitude of the coordinates with that sign, or 1.
+            - ``"powers"``: powers of two; 7 bits hold the exponent relative to the largest one.
             - ``"bfloat16"``: the nearest bfloat16.
-        bits: Width of a code: 2 to 8, 1 for signs, 8 for powers, 16 for bfloat16.
+        bits: Bits per coordinate: 2 to 8 for levels, 1 for signs, 8 for powers, 16 for bfloat16.
         block: Coordinates that share a scale.
         clip: See ``"clipped"``.
-        dither: Round up or down at random, so that the mean is right; otherwise to the nearest.
+        dither: Round stochastically, without bias; otherwise to the nearest.
     """
 
     kind: Kind
@@ -38,16 +38,16 @@ class Code(NamedTuple):
 
     @property
     def levels(self) -> int:
-        """L: levels on each side of zero."""
+        """Number L of levels on each side of zero."""
         return int(2 ** (self.bits - 1) - 1)
 
     @property
     def scales(self) -> int:
-        """How many scales a block has."""
+        """Number of scales per block."""
         return {"one": 0, "means": 2, "powers": 0, "bfloat16": 0}.get(self.kind, 1)
 
     def size(self, n: int, dtype: str) -> int:
-        """How many bytes ``n`` coordinates take, with scales of this dtype."""
+        """Return the bytes of ``n`` coordinates, with scales of this dtype."""
         if self.kind in ("powers", "bfloat16"):
             return n + 1 if self.kind == "powers" else 2 * n
         blocks = -(-n // max(1, min(n, self.block)))

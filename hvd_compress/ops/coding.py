@@ -1,4 +1,4 @@
-"""Codes of a few bits, in terms of the other primitives: what the kernels have to agree with."""
+"""Reference implementation of codes, in terms of other primitives, that kernels must agree with."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Encode: TypeAlias = Callable[[Ops, Array, Code, Any], Array]
 Decode: TypeAlias = Callable[[Ops, Array, Code, int, str], Array]
 
 TINY = 1e-36
-"""A block whose scale is not above this counts as zero: its inverse would leave the range of float32."""
+"""Largest scale of a block that is encoded as zero, as the inverse would overflow float32."""
 
 EXPONENTS = 127
-"""Exponents that fit a code of powers of two; 0 stands for zero."""
+"""Number of exponents in a code of powers of two; code 0 is the number zero."""
 
 
 def encode(ops: Ops, x: Array, code: Code, seed: Any) -> Array:
-    """Compress an array of shape ``(n,)`` to ``code.size(n, dtype)`` bytes."""
+    """Encode an array of shape ``(n,)`` to ``code.size(n, dtype)`` bytes."""
     return _CODES[code.kind][0](ops, x, code, seed)
 
 
 def decode(ops: Ops, data: Array, code: Code, n: int, dtype: str) -> Array:
-    """Undo `encode` as far as possible: shape ``(n,)`` and this dtype."""
+    """Undo `encode` up to rounding: shape ``(n,)`` and this dtype."""
     return _CODES[code.kind][1](ops, data, code, n, dtype)
 
 
@@ -48,7 +48,7 @@ def _scales(ops: Ops, rows: Array, blocks: Blocks, code: Code) -> Array:
     peaks = ops.absmax(rows)
     if code.kind == "max" or not (code.kind == "l2" or code.clip):
         return peaks
-    inside = rows / blocks.column(ops, ops.where(peaks > 0, peaks, 1.0))  # their squares stay in range
+    inside = rows / blocks.column(ops, ops.where(peaks > 0, peaks, 1.0))  # avoids overflow of the squares
     squares = ops.sum(inside * inside)
     if code.kind == "l2":
         return peaks * ops.sqrt(squares)
@@ -72,7 +72,7 @@ def _encode_signs(ops: Ops, x: Array, code: Code, seed: Any) -> Array:
     if code.kind == "mean":
         return ops.to_bytes(ops.sum(ops.abs(rows / blocks.column(ops, members))), bits)
     up = ops.cast(rows >= 0, dtype)
-    ups = ops.sum(up) - (blocks.size - members)  # without those that fill up the last block
+    ups = ops.sum(up) - (blocks.size - members)  # without the padding
     downs = members - ups
     ups, downs = ops.where(ups > 0, ups, 1.0), ops.where(downs > 0, downs, 1.0)
     above = ops.sum(rows * up / blocks.column(ops, ups))
@@ -93,7 +93,7 @@ def _decode_signs(ops: Ops, data: Array, code: Code, n: int, dtype: str) -> Arra
 
 def _encode_powers(ops: Ops, x: Array, code: Code, seed: Any) -> Array:
     n = int(x.shape[0])
-    bits = ops.bitcast(ops.cast(ops.abs(x), "float32"), "int32")  # exponent and mantissa, as there is no sign
+    bits = ops.bitcast(ops.cast(ops.abs(x), "float32"), "int32")  # exponent and mantissa, without a sign
     exponents, mantissas = bits // 2**23, ops.cast(bits % 2**23, "float32")
     up = ops.cast(ops.uniform(seed, n) * 2**23 < mantissas, "int32")
     rounded = ops.clip(ops.where(exponents > 0, exponents + up, 0), 0, 254)

@@ -1,4 +1,4 @@
-"""The hot primitives by kernels for CPUs, for arrays that numpy can read; of float32 only, others are composed."""
+"""CPU kernels of hot primitives for float32 arrays that numpy can read; other dtypes use the reference."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from hvd_compress.ops.sketch import Sketch
 
 Arr: TypeAlias = npt.NDArray[Any]
 Out: TypeAlias = tuple[str, tuple[int | None, ...]]
-"""Dtype and shape of a result; None for a length that is known only when it is run."""
+"""Dtype and shape of a result; None for a length that depends on the data."""
 
 
 _SPARE = Spare()
 
 
 class OnHost(Composed):
-    """What is done on the host wherever the arrays are, by kernels for CPUs. See `hvd_compress.ops.Ops`."""
+    """Primitives that always run on the host, by CPU kernels. See `hvd_compress.ops.Ops`."""
 
     def rehearse_sketch(self, sketch: Sketch, union: Array, keys: Array) -> Array:
         return self.on_host(partial(cpu.rehearse_sketch, sketch), "int64", (1,), union, keys)
@@ -42,24 +42,24 @@ class OnHost(Composed):
 
 
 class Compiled(OnHost):
-    """See `hvd_compress.ops.Ops`. Frameworks say how numpy gets at their arrays."""
+    """Primitives by CPU kernels. See `hvd_compress.ops.Ops`; subclasses give numpy access to a framework's arrays."""
 
     in_place: ClassVar[bool] = True
-    """Whether kernels may overwrite what they are given, where `Ops` allows it."""
+    """Whether kernels may overwrite their inputs where `Ops` allows it."""
 
     @abstractmethod
     def call(self, function: Callable[..., Sequence[Arr]], outs: Sequence[Out], *arrays: Any) -> list[Array]:
-        """Give what a function of numpy arrays (and of numbers, as they come) returns as the framework's arrays."""
+        """Call a function of numpy arrays and numbers, and return its results as the framework's arrays."""
 
     def _fits(self, *arrays: Array) -> bool:
         return all(self.dtype(x) == "float32" for x in arrays)
 
     def room(self, n: int) -> Arr:
-        """Memory for ``n`` numbers, in a form that the framework takes over as it is."""
+        """Return memory for ``n`` float32 that the framework uses without a copy."""
         return _SPARE.take(n)
 
     def _out(self, x: Arr) -> Arr:
-        """Where to write what may take the place of ``x``."""
+        """Return the memory for a result that may replace ``x``."""
         return x if self.in_place else self.room(x.size)
 
     def quantise(self, x: Array, code: Code, seed: Any = 0, keep: bool = False) -> tuple[Array, Array | None]:
@@ -201,7 +201,7 @@ class Compiled(OnHost):
             return super().scatter_sum(n, dtype, pieces)
 
         def run(*arrays: Arr) -> list[Arr]:
-            total = self.room(n)  # np.zeros would take small pages
+            total = self.room(n)  # np.zeros would allocate small pages
             total.fill(0)
             for indices, values in zip(arrays[::2], arrays[1::2], strict=True):
                 cpu.add_at(total, indices, values.astype(np.float32, copy=False))
@@ -236,7 +236,7 @@ class Compiled(OnHost):
 
 
 def _quantise(x: Arr, code: Code, seed: int, left: Arr | None, size: int) -> Arr:
-    """The bytes of a part, which is filled up with zeros to a length; what is left of it is written to ``left``."""
+    """Return the bytes of a part, padded with zeros to ``size``, and write the error to ``left``."""
     if x.size == size:
         return cpu.quantise(x, code, seed, left)
     rest = None if left is None else np.empty(size, x.dtype)

@@ -1,6 +1,6 @@
-"""Sums decoded a part at a time, each into the same memory, and written from there to where they belong.
+"""Decode sums part by part into the same memory, and copy each part to the gradients.
 
-So no vector of the size of the sum is needed, and what is decoded is still in the cache when it is copied.
+This needs no vector of the size of the sum, and decoded parts are still in the cache when they are copied.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Integers: TypeAlias = npt.NDArray[np.int64]
 
 PART = 2**17
-"""Coordinates that are decoded at a time."""
+"""Coordinates per part."""
 
 
 class Places(NamedTuple):
-    """Where the pieces of a sum go.
+    """Destinations of the pieces of a sum.
 
     Attributes:
-        begins: Where each begins in the sum.
-        ends: Where each ends.
-        addresses: Of the float32 that they are written to.
+        begins: Start of each piece in the sum.
+        ends: End of each piece in the sum.
+        addresses: Addresses of the float32 tensors that they are written to.
     """
 
     begins: Integers
@@ -36,13 +36,13 @@ class Places(NamedTuple):
 
     @classmethod
     def of(cls, pieces: Sequence[tuple[slice, Any]]) -> Places:
-        """Return those of contiguous tensors."""
+        """Return the destinations in contiguous tensors."""
         spans = [span for span, _ in pieces]
         addresses = np.array([to.data_ptr() for _, to in pieces])
         return cls(np.array([span.start for span in spans]), np.array([span.stop for span in spans]), addresses)
 
     def write(self, part: Floats, first: int, factor: float) -> None:
-        """Write a part of the sum that begins at ``first``, times a factor."""
+        """Write a part of the sum, which starts at ``first``, times a factor."""
         last = first + part.size
         here = (self.begins < last) & (self.ends > first)
         begins, ends = self.begins[here], np.minimum(self.ends[here], last)
@@ -51,7 +51,7 @@ class Places(NamedTuple):
 
 
 def deliver_parts(total: Scattered | Coded, pieces: Sequence[tuple[slice, Any]], factor: float) -> None:
-    """Write pieces of a sum of float32, times a factor, to contiguous tensors on the CPU."""
+    """Decode a float32 sum, and write its pieces, times a factor, to contiguous CPU tensors."""
     decode, places = _Scatter(total) if isinstance(total, Scattered) else _Decode(total), Places.of(pieces)
     memory = np.empty(min(PART, total.size), np.float32)
     for first in range(0, total.size, PART):

@@ -1,9 +1,9 @@
-"""Integers that are summed by any allreduce: several lanes in one int32.
+"""Pack small integers into lanes of an int32, so that any allreduce can sum them.
 
-Horovod sums no int8 on all its paths, and no narrower integers at all. So ``32 / width`` signed integers travel as the
-digits of ``v = sum_l y_l 2^(width l)``. If every lane's sum over the ranks stays within ``+-(2^(width-1) - 1)``, the
-sum of the v cannot wrap, ``|sum_i v_i| <= (2^(width-1) - 1) (2^32 - 1) / (2^width - 1) < 2^31``, and balanced digits
-are unique.
+Horovod does not sum int8 in all its backends, and no narrower integers at all. So ``32 / width`` signed integers are
+the digits of ``v = sum_l y_l 2^(width l)``. If the sum of each lane over the ranks stays within
+``+-(2^(width-1) - 1)``, the sum of the v cannot overflow, as
+``|sum_i v_i| <= (2^(width-1) - 1) (2^32 - 1) / (2^width - 1) < 2^31``, and balanced digits are unique.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from hvd_compress.ops import Ops
 
 
 def width_of(largest: int) -> int:
-    """The narrowest lane for sums within ``+-largest``."""
+    """Return the bits of the narrowest lane for sums within ``+-largest``."""
     return largest.bit_length() + 1
 
 
 def lanes_of(width: int) -> int:
-    """How many lanes of this width an int32 has."""
+    """Return the number of lanes of this width in an int32."""
     return 32 // width
 
 
 def pack_lanes(ops: Ops, y: Array, width: int) -> Array:
-    """Put element i and the elements a whole number of ``n / lanes`` further on into one int32.
+    """Pack integers; lane l of element i holds integer ``i + l n / lanes``.
 
     Args:
-        ops: The primitives of the framework at work.
-        y: int32, any shape; filled up with zeros to a multiple of the lanes.
+        ops: Primitives of the framework.
+        y: int32, any shape; padded with zeros to a multiple of the lanes.
         width: Bits of a lane.
     """
     y = ops.reshape(y, (-1,))
@@ -40,7 +40,7 @@ def pack_lanes(ops: Ops, y: Array, width: int) -> Array:
 
 
 def unpack_lanes(ops: Ops, packed: Array, width: int, n: int) -> Array:
-    """Undo `pack_lanes`, also of a sum: balanced digits, lowest first; the first ``n``."""
+    """Undo `pack_lanes`, also for a sum: return the first ``n`` balanced digits, lowest lane first."""
     base, lanes = 2**width, []
     for _ in range(lanes_of(width)):
         lane = (packed + base // 2) % base - base // 2

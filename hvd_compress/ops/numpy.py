@@ -1,4 +1,4 @@
-"""The primitives in numpy: the oracle that the other versions must agree with."""
+"""Reference primitives in numpy, which other implementations must agree with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Arr = npt.NDArray[Any]
 
 
 class NumpyOps(Composed):
-    """See `hvd_compress.ops.Ops`."""
+    """Primitives in numpy. See `hvd_compress.ops.Ops`."""
 
     name = "numpy"
 
@@ -176,7 +176,7 @@ class NumpyOps(Composed):
 
 
 def hash_indices(seed: int, indices: Arr) -> npt.NDArray[np.uint32]:
-    """The hash that makes random numbers, of any indices below 2**32."""
+    """Return the random 32-bit hashes of indices below 2**32."""
     x = indices.astype(np.uint32) ^ np.uint32(seed)
     x ^= x >> np.uint32(16)
     x *= np.uint32(MIX[0])

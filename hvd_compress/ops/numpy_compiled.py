@@ -1,4 +1,4 @@
-"""The primitives in numpy, the hot ones by kernels."""
+"""Primitives in numpy, with CPU kernels for the hot ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hvd_compress.ops.numpy import NumpyOps
 
 
 class NumpyCompiledOps(Compiled, NumpyOps):
-    """See `hvd_compress.ops.Ops`. `NumpyOps` is the oracle for these, too."""
+    """Primitives in numpy with CPU kernels. See `hvd_compress.ops.Ops`."""
 
     def call(self, function: Callable[..., Sequence[Arr]], outs: Sequence[Out], *arrays: Any) -> list[Arr]:
         given = [np.ascontiguousarray(a) if isinstance(a, np.ndarray) and a.ndim else a for a in arrays]

@@ -1,10 +1,10 @@
-"""How small codes lie in bytes: written down here and nowhere else.
+"""Byte layout of packed codes.
 
-Widths of 1, 2, 4 and 8 bits divide a byte: it holds ``lanes = 8 / bits`` codes. n codes are cut into groups of `GROUP`,
-the last of which is filled up with zeros to a multiple of ``lanes``. A group is cut into ``lanes`` runs, and byte j of
-it holds element j of every run, the first run in the lowest bits. A loop over the bytes then reads and writes whole
-vectors, and never leaves the cache. Other widths are sums of these: 3 bits are a plane of 2-bit codes (the low bits of
-all n) followed by a plane of 1-bit codes.
+A byte holds ``lanes = 8 / bits`` codes of 1, 2, 4 or 8 bits. n codes are split into groups of `GROUP`; the last group
+is padded with zeros to a multiple of ``lanes``. A group is split into ``lanes`` runs, and byte j of it holds element j
+of each run, the first run in the lowest bits. So loops over the bytes can use vector instructions and stay in the
+cache. Other widths are sums of these: 3 bits are a plane of 2-bit codes (the low bits of all n) followed by a plane of
+1-bit codes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from hvd_compress.core.collectives import Array
 from hvd_compress.ops import Ops
 
 GROUP = 512
-"""Codes that are packed together."""
+"""Codes per group."""
 
 PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1), 8: (8,)}
-"""Each width as widths that divide 8, low bits first."""
+"""Widths of the planes of each width, low bits first."""
 
 
 def packed_size(n: int, bits: int) -> int:
-    """How many bytes ``n`` codes of ``bits`` bits take."""
+    """Return the bytes of ``n`` packed codes."""
     return sum(-(-n * part // 8) for part in PLANES[bits])
 
 
@@ -28,7 +28,7 @@ def pack(ops: Ops, codes: Array, bits: int) -> Array:
     """Pack codes.
 
     Args:
-        ops: The primitives of the framework at work.
+        ops: Primitives of the framework.
         codes: uint8, shape ``(n,)``, each below ``2**bits``.
         bits: 1 to 8.
 
@@ -44,7 +44,7 @@ def pack(ops: Ops, codes: Array, bits: int) -> Array:
 
 
 def unpack(ops: Ops, data: Array, bits: int, n: int) -> Array:
-    """Undo `pack`: the ``n`` codes, uint8."""
+    """Undo `pack`: return the ``n`` codes, uint8."""
     parts = PLANES[bits]
     planes = ops.from_bytes(data, *(("uint8", packed_size(n, part)) for part in parts))
     codes, shift = None, 0
@@ -82,14 +82,14 @@ def _unpack_plane(ops: Ops, data: Array, bits: int, n: int) -> Array:
 
 
 def _groups(ops: Ops, x: Array, n: int, lanes: int, size: int) -> list[tuple[Array, int]]:
-    """The part of an array that is made of whole groups, and the rest, if there are any, with the length of a run.
+    """Split an array into whole groups and the rest, each if any, and return them with the lengths of their runs.
 
     Args:
-        ops: The primitives of the framework at work.
+        ops: Primitives of the framework.
         x: Codes or bytes.
         n: Number of codes.
-        lanes: Codes in a byte.
-        size: Elements of ``x`` in a group.
+        lanes: Codes per byte.
+        size: Elements of ``x`` per group.
     """
     whole, rest = n // GROUP * size, -(-(n % GROUP) // lanes)
     parts = [(x[:whole], GROUP // lanes)] if whole else []

@@ -1,4 +1,4 @@
-"""The hot primitives in terms of the others: the oracle for kernels, and what runs where there is none."""
+"""Hot primitives in terms of others: the reference for kernels, and the fallback without one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Composed(Ops):
-    """See `hvd_compress.ops.Ops`."""
+    """Compositions of other primitives. See `hvd_compress.ops.Ops`."""
 
     def add(self, x: Array, y: Array) -> Array:
         return x + y
@@ -37,7 +37,7 @@ class Composed(Ops):
         return self.cast(self.where(votes > 0, float(size), -float(size)), self.dtype(count))
 
     def to_steps(self, x: Array, ends: Array, top: int) -> Array:
-        halves = ends / 2  # their difference is in range
+        halves = ends / 2  # avoids overflow of the difference
         span = self.where(ends[1] > ends[0], halves[1] - halves[0], self.zeros((), self.dtype(ends)) + 1)
         steps = (x / 2 - halves[0]) * (top / span) + 0.5
         return self.cast(self.clip(self.floor(steps), 0, top), "uint8")
@@ -103,7 +103,7 @@ class Composed(Ops):
 
     def norms(self, rows: Array) -> Array:
         peaks = self.absmax(rows)
-        inside = rows / self.reshape(self.where(peaks > 0, peaks, 1.0), (-1, 1))  # their squares stay in range
+        inside = rows / self.reshape(self.where(peaks > 0, peaks, 1.0), (-1, 1))  # avoids overflow of the squares
         return peaks * self.sqrt(self.sum(inside * inside))
 
     def above(self, x: Array, threshold: Any) -> Array:

@@ -12,16 +12,16 @@ from hvd_compress.core.collectives import Array
 from hvd_compress.ops import Ops
 
 _FACTOR = 5
-"""Bits of a block that one matrix product transforms: 32 x 32 matrices keep a core busy."""
+"""Binary logarithm of the size of matrix factors: products with 32 x 32 matrices are efficient."""
 
 
 def hadamard(ops: Ops, rows: Array) -> Array:
     """Transform each row by the normalised Hadamard matrix, which is its own inverse.
 
-    The matrix of a block of 2^m is the Kronecker product of smaller ones, so it is applied as a few small products.
+    The matrix of a block of 2^m is a Kronecker product of smaller ones, so a few small matrix products apply it.
 
     Args:
-        ops: The primitives of the framework at work.
+        ops: Primitives of the framework.
         rows: Shape ``(n, 2**m)``.
 
     Returns:
@@ -41,7 +41,7 @@ def hadamard(ops: Ops, rows: Array) -> Array:
 
 
 def signs(ops: Ops, seed: Any, rows: Array) -> Array:
-    """Random +1 and -1 in the shape of ``rows``, the same on all ranks."""
+    """Return random +1 and -1 in the shape of ``rows``, the same on all ranks."""
     n, size = int(rows.shape[0]), int(rows.shape[1])
     coins = ops.cast(ops.uniform(seed, n * size) < 0.5, ops.dtype(rows)) * 2 - 1
     return ops.reshape(coins, (n, size))

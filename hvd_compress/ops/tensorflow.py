@@ -1,4 +1,4 @@
-"""The primitives in TensorFlow, for use inside a graph."""
+"""Primitives in TensorFlow, for use within a graph."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hvd_compress.ops.cpu_kernels import Compiled, OnHost, Out
 Tensor: TypeAlias = Any
 
 _ALIGNMENT = 64
-"""Bytes: TensorFlow copies arrays of numpy that do not begin at a multiple."""
+"""Alignment in bytes; TensorFlow copies numpy arrays that are not aligned to it."""
 
 
 class TensorFlowOps(OnHost):
-    """See `hvd_compress.ops.Ops`. Steps and seeds may be int64 scalars of the graph."""
+    """Primitives in TensorFlow. See `hvd_compress.ops.Ops`; steps and seeds may be int64 scalars of the graph."""
 
     name = "tensorflow"
 
@@ -96,7 +96,7 @@ class TensorFlowOps(OnHost):
         return tf.transpose(x)
 
     def orthogonalise(self, x: Tensor) -> Tensor:
-        peak = tf.reduce_max(tf.abs(x))  # TensorFlow's QR squares its input, so large ones would overflow
+        peak = tf.reduce_max(tf.abs(x))  # TensorFlow's QR squares its input, which may overflow
         return tf.linalg.qr(x / tf.where(peak > 0, peak, tf.ones_like(peak))).q
 
     def top_indices(self, x: Tensor, k: int) -> Tensor:
@@ -152,7 +152,7 @@ class TensorFlowOps(OnHost):
         pieces = tf.split(data, sizes)
         read = []
         for piece, width, (dtype, count) in zip(pieces, widths, parts, strict=True):
-            # A reshape to a number of rows would make Grappler think that there are so many, and drop the check.
+            # A reshape to a number of rows would make Grappler assume that number and drop the check.
             part = tf.bitcast(tf.reshape(piece, [-1, width]) if width > 1 else piece, dtype)
             read.append(tf.ensure_shape(part, [None if tf.is_tensor(count) else count]))
         return read
@@ -186,7 +186,7 @@ class TensorFlowOps(OnHost):
         return tf.add_n([tf.cast(step >= boundary, tf.int32) for boundary in boundaries])
 
     def merge(self, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Gradients as one array, and how many of them are not finite: these are zero in it."""
+        """Concatenate gradients, with zeros for those that are not finite, and count these."""
         finite = [tf.reduce_all(tf.math.is_finite(part)) for part in parts]
         kept = [tf.where(ok, part, tf.zeros_like(part)) for ok, part in zip(finite, parts, strict=True)]
         bad = tf.add_n([tf.cast(~ok, tf.int32) for ok in finite])
@@ -201,7 +201,7 @@ class TensorFlowOps(OnHost):
 
 
 class TensorFlowCpuOps(Compiled, TensorFlowOps):
-    """The primitives on the CPU, the hot ones by kernels, which a graph calls through `tf.numpy_function`."""
+    """Primitives with CPU kernels, which a graph calls through `tf.numpy_function`."""
 
     in_place = False
 
@@ -231,14 +231,14 @@ class TensorFlowCpuOps(Compiled, TensorFlowOps):
 
         if tf.executing_eagerly():
             return [tf.convert_to_tensor(found) for found in run(*(_numpy(array) for array in arrays))]
-        # A number would become a float32 otherwise.
+        # TensorFlow would convert a Python float to float32.
         given = [tf.constant(a, tf.float64) if isinstance(a, float) else tf.convert_to_tensor(a) for a in arrays]
         found = tf.numpy_function(run, given, [dtype for dtype, _ in outs])
         return [tf.ensure_shape(part, shape) for part, (_, shape) in zip(found, outs, strict=True)]
 
 
 def tensorflow_ops() -> TensorFlowOps:
-    """The primitives for this machine: kernels, unless there is an accelerator, to whose memory they cannot get."""
+    """Return the primitives for this machine: CPU kernels, unless there is an accelerator."""
     return TensorFlowOps() if tf.config.list_physical_devices("GPU") else TensorFlowCpuOps()
 
 
@@ -247,7 +247,7 @@ def _numpy(x: Any) -> Any:
 
 
 def _mix32(x: Tensor, key: Tensor | None = None) -> Tensor:
-    """The mixer of `hvd_compress.ops.mix32` on uint32 tensors; ``key`` is added half-way."""
+    """Apply `hvd_compress.ops.mix32` to uint32 tensors, with ``key`` added half-way."""
 
     def fold(x: Tensor, shift: int) -> Tensor:
         return tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(shift, tf.uint32)))

@@ -1,4 +1,4 @@
-"""The primitives in PyTorch, on one device."""
+"""Primitives in PyTorch."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from hvd_compress.ops.delivery import Places, deliver_parts
 
 
 class TorchOps(OnHost):
-    """See `hvd_compress.ops.Ops`.
+    """Primitives in PyTorch. See `hvd_compress.ops.Ops`.
 
     Args:
-        device: Where new arrays are made.
+        device: Device of new tensors.
     """
 
     name = "torch"
@@ -49,25 +49,25 @@ class TorchOps(OnHost):
         return torch.arange(n, device=self.device)
 
     def empty(self, n: int, dtype: str) -> Tensor:
-        """Memory for ``n`` numbers."""
+        """Return uninitialised memory for ``n`` numbers."""
         return torch.empty(n, dtype=getattr(torch, dtype), device=self.device)
 
     def fill(self, buffer: Tensor, span: slice, grad: Tensor, scale: float) -> float | Tensor:
-        """Copy a gradient, divided by a scale, to its place in a buffer; zeros if it is not finite.
+        """Copy a gradient, divided by a scale, to its place in a buffer, or zeros if it is not finite.
 
         Returns:
-            A number that is inf or nan if it is not.
+            A number that is inf or nan if the gradient is not finite.
         """
         place = buffer[span]
         place.view(grad.shape).copy_(grad)
         if scale != 1:
             place.div_(scale)
         peak: Tensor = torch.linalg.vector_norm(place, ord=torch.inf)
-        place.copy_(torch.where(peak.isfinite(), place, 0.0))  # no waiting for the device
+        place.copy_(torch.where(peak.isfinite(), place, 0.0))  # without a device synchronisation
         return peak
 
     def absorb(self, buffer: Tensor, residual: Tensor, span: slice, grad: Tensor, scale: float) -> float | Tensor:
-        """Write a residual plus a gradient, divided by a scale, to a place in a buffer; not a gradient that overflows.
+        """Write residual plus gradient, divided by a scale, to a buffer, or the residual alone if it is not finite.
 
         Returns:
             A number that is inf or nan if the gradient is not finite.
@@ -77,7 +77,7 @@ class TorchOps(OnHost):
         return peak
 
     def deliver(self, total: Total, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> None:
-        """Write pieces of a sum, times a factor, to tensors of their own."""
+        """Write the pieces of a sum, times a factor, to separate tensors."""
         whole = dense(self, total)
         for span, to in pieces:
             torch.mul(whole[span].view(to.shape), factor, out=to)
@@ -201,7 +201,7 @@ class TorchOps(OnHost):
 
     def check(self, x: Tensor, ok: Any, message: str) -> Tensor:
         if isinstance(ok, Tensor) and ok.is_cuda:
-            torch._assert_async(ok.all(), message)  # no waiting for the device
+            torch._assert_async(ok.all(), message)  # without a device synchronisation
         elif not (ok.all() if isinstance(ok, Tensor) else ok):
             raise ExchangeError(message)
         return x
@@ -210,7 +210,7 @@ class TorchOps(OnHost):
         return mix_seed(*parts)
 
     def _hash(self, seed: int, n: int) -> Tensor:
-        """32-bit hashes held in int32, whose products wrap as unsigned ones do; right shifts need a mask."""
+        """Return 32-bit hashes as int32, whose products wrap like unsigned ones; right shifts need a mask."""
         x = torch.arange(n, dtype=torch.int32, device=self.device).bitwise_xor_(_signed(seed))
         x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_signed(MIX[0]))
         x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).add_(_signed(second_key(seed))).mul_(_signed(MIX[1]))
@@ -249,9 +249,9 @@ class TorchOps(OnHost):
 
 
 class TorchCpuOps(Compiled, TorchOps):
-    """The primitives on the CPU, the hot ones by kernels.
+    """Primitives in PyTorch with CPU kernels.
 
-    Large arrays are numpy's, whose memory comes in huge pages: PyTorch's own takes several times as long to touch.
+    Large tensors use numpy's memory, which has huge pages: the first write to PyTorch's own is several times slower.
     """
 
     def call(self, function: Callable[..., Sequence[Any]], outs: Sequence[Out], *arrays: Any) -> list[Tensor]:
@@ -259,10 +259,10 @@ class TorchCpuOps(Compiled, TorchOps):
         return [torch.from_numpy(np.asarray(found)) for found in function(*given)]
 
     def zeros(self, shape: Shape, dtype: str) -> Tensor:
-        return torch.from_numpy(np.empty(shape, dtype)).zero_()  # np.zeros would take small pages
+        return torch.from_numpy(np.empty(shape, dtype)).zero_()  # np.zeros would allocate small pages
 
     def project(self, x: Tensor, right: Tensor) -> Tensor:
-        return x @ right.T.contiguous().T  # column by column it is twice as fast
+        return x @ right.T.contiguous().T  # twice as fast in column-major order
 
     def project_back(self, x: Tensor, left: Tensor) -> Tensor:
         return (left.T @ x).T
@@ -313,7 +313,7 @@ class TorchCpuOps(Compiled, TorchOps):
 
 
 def _multiply(total: Products, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> None:
-    """Write products where they belong."""
+    """Write products, times a factor, to separate tensors."""
     sizes = [p.shape[0] * q.shape[0] for p, q in zip(total.lefts, total.rights, strict=True)]
     lefts = torch._foreach_mul(list(total.lefts), factor)
     factors = dict(zip(accumulate(sizes, initial=0), zip(lefts, total.rights, strict=True), strict=False))
@@ -323,10 +323,10 @@ def _multiply(total: Products, pieces: Sequence[tuple[slice, Tensor]], factor: f
 
 
 def _fast(x: Tensor) -> bool:
-    """Whether kernels can work on a tensor where it lies."""
+    """Return whether kernels can use the tensor in place."""
     return x.dtype is torch.float32 and x.is_contiguous()
 
 
 def _signed(x: int) -> int:
-    """The int32 with the bits of a 32-bit unsigned number."""
+    """Reinterpret a 32-bit unsigned number as int32."""
     return int(np.uint32(x).view(np.int32))

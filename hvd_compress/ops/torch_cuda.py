@@ -1,4 +1,4 @@
-"""The primitives in PyTorch on a GPU, the hot ones by kernels; of float32 only, others are composed."""
+"""Primitives in PyTorch on a GPU, with kernels for hot ones in float32; other dtypes use the reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvd_compress.ops.torch import TorchOps
 
 
 class TorchCudaOps(TorchOps):
-    """See `hvd_compress.ops.Ops`."""
+    """Primitives in PyTorch with GPU kernels. See `hvd_compress.ops.Ops`."""
 
     def _fits(self, *arrays: Tensor) -> bool:
         return all(x.dtype == torch.float32 and 0 < x.numel() < 2**31 for x in arrays)

@@ -1,4 +1,4 @@
-"""Which primitives go with which device of PyTorch, and in which precision they compute."""
+"""Choose the PyTorch primitives of a device, and disable autocast for them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from hvd_compress.ops.torch import TorchCpuOps, TorchOps
 
 
 def torch_ops(device: torch.device | str) -> TorchOps:
-    """The primitives for the arrays of a device.
+    """Return the primitives for tensors on a device.
 
     Raises:
-        MissingPackageError: If it is a CUDA device and there is no Triton.
+        MissingPackageError: If it is a CUDA device and Triton is not installed.
     """
     kind = torch.device(device).type
     if kind == "cpu":
         return TorchCpuOps()
     if kind == "cuda":
-        from hvd_compress.ops.torch_cuda import TorchCudaOps  # Triton is needed on GPUs alone
+        from hvd_compress.ops.torch_cuda import TorchCudaOps  # imported here, as only GPUs need Triton
 
         return TorchCudaOps(device)
     return TorchOps(device)
 
 
 def exactly(device: torch.device) -> AbstractContextManager[object]:
-    """Leave ``torch.autocast`` out: all ranks compute in the precision of their arrays, wherever they are called."""
+    """Disable ``torch.autocast``, so that all ranks compute in the dtypes of their tensors."""
     kind = device.type
     return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()

@@ -1,6 +1,6 @@
 """Gradient compression for PyTorch.
 
-Use, with `horovod.torch`::
+Use it with `horovod.torch`::
 
     from hvd_compress.torch import Compression
 
@@ -33,10 +33,10 @@ except ImportError as error:
     raise MissingPackageError(_missing(error)) from error
 del torch
 
-if not TYPE_CHECKING:  # a type checker is to know what there is
+if not TYPE_CHECKING:  # so that type checkers see the real types
 
     def __getattr__(name: str) -> Any:
-        """Load what needs Horovod when it is asked for: the engine does without."""
+        """Import `Compression` lazily, as other modules of this package do not need Horovod."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:

@@ -1,4 +1,4 @@
-"""The search for the best partition of one optimizer's gradients, on the steps of its training."""
+"""Autotune the bucket boundaries of one optimizer during training."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LOG = logging.getLogger("hvd_compress")
 
 
 class Tuner:
-    """Times the steps of a session, and says which partition to take.
+    """Time the steps of an optimizer, and choose the partition of the next one.
 
-    Ranks agree on one timing for each candidate, that of rank 0, and so on all that follows from it.
+    All ranks use the timings of rank 0, so that they choose the same partitions.
 
     Args:
-        sizes: Bytes of the gradients, in the order in which backward comes to them.
-        name: Of its collective.
+        sizes: Bytes of the gradients, in backward order.
+        name: Name of its collective.
     """
 
     def __init__(self, sizes: Sequence[int], name: str) -> None:
@@ -33,28 +33,28 @@ class Tuner:
         self.resume(())
 
     def resume(self, timings: Sequence[Sequence[float]] | None) -> None:
-        """Go on with a search that was saved; there is none any more if that had ended (None)."""
+        """Resume a saved search; None if it had ended."""
         self._search = None if timings is None else Search(self._sizes, timings)
         self._ended = time.perf_counter()
 
     @property
     def timings(self) -> list[list[float]] | None:
-        """Of the search so far, to be saved; None if it has ended."""
+        """Timings of the search so far, to be saved; None if it has ended."""
         return [list(timing) for timing in self._search.timings] if self._search else None
 
     @property
     def cuts(self) -> Cuts | None:
-        """The partition that it wants; None if it has ended."""
+        """Partition of the current candidate; None if the search has ended."""
         return self._search.cuts if self._search else None
 
     def end_step(self, transport: Transport) -> Cuts | None:
-        """Note that all ranks have come to the end of a step that counts.
+        """Record the end of a completed step.
 
         Args:
-            transport: Of the ranks.
+            transport: Transport of the ranks.
 
         Returns:
-            The partition for the next step; None once the search has ended.
+            The partition of the next step; None once the search has ended.
         """
         search = self._search
         if search is None:

@@ -1,4 +1,4 @@
-"""The end of a backward pass, which PyTorch tells those who ask while it goes on."""
+"""Callbacks at the end of a backward pass."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch.autograd import Variable
 
 
 def at_end_of_backward(callback: Callable[[], None]) -> None:
-    """Have a function called when the backward pass that is going on has given all gradients; never, if there is none.
+    """Call a function at the end of the running backward pass; do nothing outside of one.
 
-    PyTorch's own data-parallel wrappers learn it in the same way.
+    DistributedDataParallel uses the same mechanism.
     """
     engine: Any = Variable._execution_engine
     if in_backward():
@@ -20,5 +20,5 @@ def at_end_of_backward(callback: Callable[[], None]) -> None:
 
 
 def in_backward() -> bool:
-    """Whether this thread computes gradients now."""
+    """Return whether this thread runs a backward pass."""
     return torch._C._current_graph_task_id() != -1

@@ -1,4 +1,4 @@
-"""One bucket in one step: filled by gradients, exchanged, its result written to the gradients."""
+"""Exchange one bucket in one step: collect its gradients, exchange them, write the result to the gradients."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from hvd_compress.torch.bucket_state import BucketState
 
 
 class BucketExchange:
-    """The exchange of a bucket in one step.
+    """Exchange of a bucket in one step.
 
     Args:
         owner: The bucket with its state.
-        transport: Performs its collectives.
-        prefix: Of the names of its collectives.
-        replaces: The results are to be written to the gradients.
-        admits: Tells whether a message may be started yet.
+        transport: Transport of its collectives.
+        prefix: Prefix of the names of its collectives.
+        replaces: Whether results are written to the gradients.
+        admits: Returns whether a message may be started now.
         count: Called with each message when it is started.
 
     Attributes:
         begun: Whether the exchange has begun.
-        error: What went wrong in it.
+        error: Error of the exchange, if it failed.
     """
 
     def __init__(
@@ -63,20 +63,20 @@ class BucketExchange:
         return self._flight is not None
 
     def put(self, position: int, grad: Tensor, scale: float = 1.0, frozen: bool = False) -> float | Tensor:
-        """Take a gradient to its place; start the exchange when it was the last.
+        """Copy a gradient to its place; start the exchange after the last one.
 
         Args:
-            position: The place.
+            position: Index within the bucket.
             grad: The gradient.
-            scale: By which a loss scaler has multiplied it.
-            frozen: Its parameter is not trained: it counts as zero, and what was kept of it is forgotten.
+            scale: Loss scale of the gradient.
+            frozen: Whether its parameter is frozen: the gradient counts as zero, and its state is cleared.
 
         Returns:
-            A number that is inf or nan if the gradient is not finite: on the CPU a float, else a scalar of the device.
+            A number that is inf or nan if the gradient is not finite: a float on the CPU, else a scalar tensor.
         """
         buffer, span = self._open(), self._owner.spans[position]
         self._grads[position] = grad
-        # A gradient that is not finite must not reach the method: it would spoil scales and its neighbours.
+        # A gradient that is not finite must not reach the method: it would corrupt scales and other coordinates.
         if frozen:
             self._frozen.append(position)
             peak = self.ops.fill(buffer, span, torch.zeros_like(grad), scale)
@@ -90,13 +90,13 @@ class BucketExchange:
         return peak
 
     def _open(self) -> Tensor:
-        """Return the buffer that the gradients of this step go to."""
+        """Return the buffer of the gradients of this step."""
         if self._buffer is None:
             self._buffer, self._residual = self._owner.buffer(), self._owner.residual
         return self._buffer
 
     def start(self) -> None:
-        """Begin the exchange; gradients that have not come count as zero."""
+        """Start the exchange; missing gradients count as zero."""
         if self.begun:
             return
         self.begun = True
@@ -106,7 +106,7 @@ class BucketExchange:
             buffer[span] = 0 if self._residual is None else self._residual[span]
         state = self._owner.without(self._owner.state, self._frozen)
         if self._residual is None:
-            self._buffer = None  # the method's from here on
+            self._buffer = None  # the method may overwrite it
         with exactly(self.ops.device):  # backward may run inside the user's autocast
             flight = InFlight(
                 self._owner.method,
@@ -123,19 +123,19 @@ class BucketExchange:
         self._note(flight)
 
     def _note(self, flight: InFlight) -> None:
-        """Keep the exchange while it goes on, then its result alone."""
+        """Keep the exchange while it is in flight, then its result only."""
         self._result = flight.result
         self._flight = flight if self._result is None else None
 
     def poll(self) -> None:
-        """Go on as far as possible without waiting."""
+        """Advance as far as possible without waiting."""
         while self._flight is not None and self._flight.ready():
             self.wait()
 
     def wait(self) -> None:
-        """Wait for the collective on its way and go on to the next.
+        """Wait for the collective in flight, and continue to the next one.
 
-        A fault in what has come is kept in `error`, so that all ranks finish the other buckets first.
+        An error in a reply is stored in `error`, so that all ranks complete the other buckets first.
         """
         assert self._flight is not None
         try:
@@ -146,7 +146,7 @@ class BucketExchange:
             self.error, self._flight = error, None
 
     def settle(self, commit: bool) -> None:
-        """Take over the new state; or else keep the one from before the step."""
+        """Commit the new state, or keep the one from before the step."""
         if commit:
             assert self._result is not None
             self._owner.commit(self._owner.without(self._result.state, self._frozen))
@@ -156,18 +156,18 @@ class BucketExchange:
 
     @property
     def can_deliver(self) -> bool:
-        """Whether the sum is there, to be written in the place of the gradients."""
+        """Whether the sum is complete, and replaces the gradients."""
         return self._replaces and self._result is not None and self._result.total is not None
 
     def deliver(self, factor: float, scaled: bool) -> bool:
-        """Write the sum over the ranks, times a factor, in the place of the gradients, and drop it.
+        """Overwrite the gradients with the sum over the ranks, times a factor, and drop the sum.
 
         Args:
             factor: The factor.
-            scaled: It makes the sum larger; otherwise only narrower dtypes than the sum's are in doubt.
+            scaled: Whether the factor may enlarge the sum; otherwise only narrower dtypes than the sum's may overflow.
 
         Returns:
-            Whether the results are finite, where that is in doubt.
+            Whether all results that may overflow are finite.
         """
         assert self._result is not None
         pieces = [(self._owner.spans[position], grad) for position, grad in self._grads.items()]
@@ -179,19 +179,19 @@ class BucketExchange:
         return all(torch.stack(peaks).isfinite().tolist()) if peaks else True
 
     def total(self, position: int) -> Tensor:
-        """The sum over the ranks of the gradient at this place."""
+        """Return the sum over the ranks of the gradient at a position."""
         assert self._result is not None
         self._result = self._result._replace(total=dense(self.ops, self._result.total))
         total: Tensor = self._result.total[self._owner.spans[position]]
         return total.view(self.bucket.shapes[position])
 
     def halt(self) -> None:
-        """Wait for the collective under way, if it has been started, and go no further."""
+        """Wait for the collective in flight, if any, and stop there."""
         if self._flight is not None:
             self._flight.halt()
 
     def drain(self) -> None:
-        """Finish an exchange whose result nobody wants, so that its collectives do not meet those of the next step."""
+        """Complete an abandoned exchange, so that its collectives cannot match those of the next step."""
         with suppress(CompressionError):
             self.start()
             while self.busy:

@@ -1,4 +1,4 @@
-"""One bucket of a plan, with what its method keeps between steps."""
+"""Bucket of a plan, with the state of its method."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from hvd_compress.ops.torch_devices import torch_ops
 
 
 class BucketState:
-    """A bucket, its method, and the method's state.
+    """Bucket, its method, and the method's state.
 
-    A step fills a buffer with gradient plus residual, and what is left of it becomes the next residual once the step
-    counts. The old residual stays as it is until then, so a step is rolled back by not taking over its state. After
-    that its memory is the next step's buffer.
+    A step fills a buffer with gradient plus residual. If the step counts, the compression error in that buffer becomes
+    the next residual. The old residual is unchanged until then, so a step is rolled back by not committing its state;
+    afterwards its memory is the buffer of the next step.
 
     Args:
         planned: The bucket and its method.
-        device: Where its gradients are.
-        size: Number of ranks.
+        device: Device of its gradients.
+        size: World size.
 
     Attributes:
-        spans: The place of each gradient in the bucket.
+        spans: Slice of each gradient in the bucket.
     """
 
     def __init__(self, planned: Planned, device: torch.device, size: int) -> None:
@@ -42,38 +42,38 @@ class BucketState:
 
     @property
     def residual(self) -> Tensor | None:
-        """The vector to add to the gradients of a step."""
+        """Vector to add to the gradients of a step; None if there is none."""
         residual: Tensor | None = self.method.residual(self.state)
         return residual
 
     def buffer(self) -> Tensor:
-        """Return memory for the gradients of a step; the step before cannot be undone after that."""
+        """Return memory for the gradients of a step; the previous step cannot be undone after that."""
         self._before = None
         spare, self._spare = self._spare, None
         return self.ops.empty(self.bucket.numel, self.bucket.dtype) if spare is None else spare
 
     def commit(self, state: State) -> None:
-        """Take over the state of a step that counts."""
+        """Commit the state of a step that counts."""
         self._before, self.state = self.state, state
 
     def recycle(self, *vectors: Tensor) -> None:
-        """Keep one of these for the next `buffer` that the state does not refer to."""
+        """Keep one vector that the state does not use for the next `buffer`."""
         used = {leaf.untyped_storage().data_ptr() for leaf in self._tensors(self.state)}
         self._spare = next((v for v in vectors if v.untyped_storage().data_ptr() not in used), None)
 
     def undo(self) -> None:
-        """Go back to the state from before the last step that counted; only until the next one begins."""
+        """Restore the state from before the last step that counted, until the next step begins."""
         if self._before is not None:
             self.state, self._before = self._before, None
-            self._spare = None  # it may be the residual again
+            self._spare = None  # it may be the restored residual
 
     def forget(self, positions: Sequence[int]) -> None:
-        """Clear what is kept of some gradients, as far as it is kept coordinate by coordinate; between steps."""
+        """Clear the per-coordinate state of some gradients, between steps."""
         self._before = None
         self.state = self.without(self.state, positions)
 
     def without(self, state: State, positions: Sequence[int]) -> State:
-        """Return a state that has kept nothing of some gradients, as far as it is kept coordinate by coordinate."""
+        """Return the state with the per-coordinate leaves of some gradients set to zero."""
         if not positions:
             return state
         leaves = flatten(state)
@@ -88,14 +88,14 @@ class BucketState:
         return [leaf for leaf in flatten(state).values() if isinstance(leaf, Tensor)]
 
     def read(self) -> dict[str, Any]:
-        """Return the state as named leaves: copies in numpy, and ints. During a step, those from before it."""
+        """Return copies of the leaves by name, as numpy arrays and ints; during a step, those from before it."""
         return {
             path: leaf.to("cpu", copy=True).numpy() if isinstance(leaf, Tensor) else leaf
             for path, leaf in flatten(self.state).items()
         }
 
     def write(self, leaves: Mapping[str, Any]) -> None:
-        """Take over a state of the same structure, in the form of `read` or with tensors in the place of arrays."""
+        """Set the state from leaves of the same structure, as from `read` or with tensors instead of arrays."""
         new = {
             path: torch.as_tensor(leaves[path]).to(leaf.device, leaf.dtype, copy=True)
             if isinstance(leaf, Tensor)

@@ -1,4 +1,4 @@
-"""The buckets of one optimizer: which gradients are in which, and what is kept of each."""
+"""Buckets of one optimizer: assignment of gradients, and state."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from hvd_compress.wrappers.router import Router
 
 
 class Member(NamedTuple):
-    """A tensor that is reduced in each step.
+    """Tensor that is reduced in each step.
 
     Attributes:
-        key: Tells it from the others.
-        name: Of the parameter.
-        tensor: The parameter, or one like it.
+        key: Unique identifier.
+        name: Name of the parameter.
+        tensor: The parameter, or a tensor with its shape and dtype.
     """
 
     key: int
@@ -39,36 +39,36 @@ class Member(NamedTuple):
 
 
 class Came(IntEnum):
-    """How the gradient of a parameter came in the first step, on the rank where it came soonest."""
+    """When the gradient of a parameter arrived in the first step, on the rank where it arrived first."""
 
     NEVER = 0
-    """It is reduced in another way, as it is sparse."""
+    """Horovod reduces it itself, as it is sparse."""
     LATE = 1
-    """Only after the backward pass, as the parameter was not used."""
+    """After the backward pass, as the parameter was not used."""
     IN_BACKWARD = 2
 
 
 def facts_of(members: Iterable[tuple[str, Tensor]]) -> list[Gradient]:
-    """Return what the ranks must have in common of parameters, given with their names."""
+    """Describe named parameters, for the comparison between ranks."""
     return [Gradient(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in members]
 
 
 class Buckets:
-    """The buckets of a set of parameters.
+    """Buckets of a set of parameters.
 
-    There are none before it is known which parameters have gradients: until `begin`.
+    They are created by `begin`, once it is known which parameters have gradients.
 
     Args:
-        method: What compresses.
-        merge: How gradients are put into buckets.
-        members: What is reduced, in the order in which the model uses it.
-        size: Number of ranks.
+        method: The method, as a router.
+        merge: Assignment of gradients to buckets.
+        members: The parameters, in the order in which the model uses them.
+        size: World size.
 
     Attributes:
-        size: Number of ranks.
-        fixed: The partition that the user wants; None where the best is looked for.
-        partition: The partition of now.
-        layout: The buckets, and where each gradient goes.
+        size: World size.
+        fixed: The user's partition; None with autotuning.
+        partition: The current partition.
+        layout: The buckets, and the place of each gradient.
 
     Raises:
         GradientError: If a parameter's dtype cannot be compressed.
@@ -89,41 +89,41 @@ class Buckets:
 
     @property
     def keys(self) -> list[int]:
-        """The keys of the members."""
+        """Keys of the members."""
         return list(self._parameters)
 
     @property
     def begun(self) -> bool:
-        """Whether there are buckets, and so a state."""
+        """Whether the buckets, and so their states, exist."""
         return bool(self._came)
 
     @property
     def came(self) -> list[int]:
-        """How gradients came, in the order of members."""
+        """When gradients arrived in the first step, in the order of members."""
         return [int(self._came[key]) for key in self._parameters]
 
     def begin(self, came: Mapping[int, Came] | None = None) -> None:
-        """Make the first buckets.
+        """Create the first buckets.
 
         Args:
-            came: How the gradients of the members came in the first step; all in backward if it is not known.
+            came: When the gradients arrived in the first step; None if all arrived in backward.
         """
         self._came = dict.fromkeys(self._parameters, Came.IN_BACKWARD) if came is None else dict(came)
         first = pin(start(self.sizes())) if self.fixed is None else self.fixed
-        if agreement.elastic():  # a newcomer knows of no other partition than the first
+        if agreement.elastic():  # new ranks know the first partition only
             self.fixed = first
         self.lay_out(first)
 
     def sizes(self) -> list[int]:
-        """Return the bytes of the gradients that ``merge`` counts for."""
+        """Return the sizes in bytes of the gradients that ``merge`` applies to."""
         return merged_sizes([one for _, one in self._present(self._came)], self._method)
 
     def divisible(self) -> bool:
-        """Whether buckets of another partition could take over all states."""
+        """Return whether buckets of another partition can take over all states."""
         return all(map(divisible, self.kept()))
 
     def _present(self, came: Mapping[int, Came]) -> list[tuple[int, Gradient]]:
-        """Return the gradients that are exchanged, with the keys of their parameters."""
+        """Return the exchanged gradients with their keys."""
         return [
             (key, one._replace(late=came[key] == Came.LATE))
             for key, one in zip(self._parameters, self._gradients, strict=True)
@@ -131,7 +131,7 @@ class Buckets:
         ]
 
     def lay_out(self, partition: Merge) -> None:
-        """Make new states for the buckets of a partition."""
+        """Create the buckets of a partition with initial states."""
         self.partition = partition
         buckets: list[BucketState] = []
         places: dict[int, Place] = {}
@@ -144,26 +144,26 @@ class Buckets:
         self.layout = Layout(buckets, places, sum(self._came[key] == Came.IN_BACKWARD for key, _ in present))
 
     def change(self, partition: Merge) -> None:
-        """Go on with another partition."""
+        """Change the partition and carry the states over."""
         if partition != self.partition:
             kept = self.kept()
             self.lay_out(partition)
             self.take_over(kept)
 
     def take_over(self, kept: Sequence[Kept]) -> None:
-        """Take over what other buckets have kept of the same gradients."""
+        """Take over the states of other buckets of the same gradients."""
         for bucket, mine in zip(self.layout.buckets, self.kept(), strict=True):
             bucket.write(inherit(mine, kept))
 
     def check_place(self, key: int, grad: Tensor, cure: str) -> None:
-        """Refuse a gradient that has no place.
+        """Reject a gradient that was not among those of the first step.
 
         Raises:
-            UnknownParameterError: If it has none.
+            UnknownParameterError: If it was not.
         """
         if key not in self._parameters or self._came.get(key) == Came.NEVER:
-            what = "was not among those that the optimizer had" if key not in self._parameters else "was sparse"
-            raise UnknownParameterError(f"a parameter of shape {tuple(grad.shape)} {what} in its first step: {cure}")
+            what = "was added to the optimizer after" if key not in self._parameters else "had a sparse gradient in"
+            raise UnknownParameterError(f"a parameter of shape {tuple(grad.shape)} {what} the first step: {cure}")
         self._lent.discard(key)
 
     def name(self, key: int) -> str:
@@ -175,14 +175,14 @@ class Buckets:
         return [bucket.state for bucket in self.layout.buckets]
 
     def living(self) -> set[int]:
-        """Return the keys of the parameters that still exist and that have not been lent to others."""
+        """Return the keys of the parameters that still exist and that no other buckets have taken over."""
         return {key for key, parameter in self._parameters.items() if parameter() is not None} - self._lent
 
     def succeed(self, formers: Sequence[Buckets]) -> bool:
-        """Begin with what former buckets have kept of the same parameters; of others they keep it.
+        """Begin with the states of former buckets of the same parameters; formers keep those of other parameters.
 
         Returns:
-            Whether these go on with the partition of the former ones, and with the search for a better one.
+            Whether these continue the partition and the autotuning of the former ones.
         """
         known = {key: came for former in formers for key, came in former._came.items()}
         self.begin({key: known.get(key, Came.IN_BACKWARD) for key in self._parameters})
@@ -196,7 +196,7 @@ class Buckets:
         return goes_on
 
     def _lend(self, keys: set[int]) -> None:
-        """Forget what others have taken over."""
+        """Forget the states of gradients that others have taken over."""
         for key in keys & self._parameters.keys():
             self._lent.add(key)
             if key in self.layout.places:
@@ -204,7 +204,7 @@ class Buckets:
                 place.owner.forget([place.position])
 
     def kept(self) -> list[Kept]:
-        """Return the states of all buckets, with the keys of their parameters; None for those that are no more."""
+        """Return the states of all buckets, with the keys of their parameters; None for deleted parameters."""
         living = self.living()
         keys: dict[BucketState, list[int | None]] = {one: [] for one in self.layout.buckets}
         for key, place in self.layout.places.items():
@@ -212,7 +212,7 @@ class Buckets:
         return [Kept(keys[one], one.bucket, one.method, flatten(one.state)) for one in self.layout.buckets]
 
     def restore(self, saved: SavedSession) -> None:
-        """Take over states that have been checked, in their partition."""
+        """Restore checked states, in their partition."""
         if saved.came is not None:
             self.begin(self._came_before(saved))
         if saved.merge is not None and saved.merge != self.partition:
@@ -221,24 +221,24 @@ class Buckets:
             one.write(saved.buckets[one.bucket.key])
 
     def _came_before(self, saved: SavedSession) -> dict[int, Came]:
-        """Return how gradients came in the first step of a job that has saved.
+        """Return when gradients arrived in the first step of a saved job.
 
         Raises:
-            StateError: If that had others.
+            StateError: If it had another number of parameters.
         """
         came = [Came.IN_BACKWARD] * len(self._parameters) if saved.came is None else list(map(Came, saved.came))
         if len(came) != len(self._parameters):
             raise StateError(
-                f"the saved state is of {len(came)} parameters, but the optimizer has {len(self._parameters)}: restore"
+                f"the saved state has {len(came)} parameters, but the optimizer has {len(self._parameters)}: resume"
                 " with the model that was saved"
             )
         return dict(zip(self._parameters, came, strict=True))
 
     def by_key(self, saved: SavedSession | None = None) -> dict[str, Kept]:
-        """Return the states of all buckets, by their keys; new ones for those of a saved state.
+        """Return the states of all buckets by key, or initial states for the buckets of a saved state.
 
         Raises:
-            StateError: If its partition is none of these gradients, or cannot be left for the one that is wanted.
+            StateError: If the saved partition does not match the gradients, or its states cannot move to ``merge``.
         """
         if saved is None or saved.merge is None:
             kept = [one._replace(leaves=b.read()) for one, b in zip(self.kept(), self.layout.buckets, strict=True)]
@@ -247,12 +247,14 @@ class Buckets:
         try:
             planned = plan(present, self._method, saved.merge)
         except SpecError as error:
-            raise StateError(f"the saved buckets do not fit, the model has changed: {error}") from error
+            raise StateError(
+                f"the saved buckets do not match the model ({error}): resume with the model that was saved"
+            ) from error
         states = [one.method.init(NumpyOps(), one.bucket, self.size) for one in planned]
         kept = [Kept(p.members, p.bucket, p.method, flatten(s)) for p, s in zip(planned, states, strict=True)]
         if self.fixed not in (None, saved.merge) and not all(map(divisible, kept)):
             raise StateError(
-                f"this state was saved with merge={saved.merge!r}, but merge is {self.fixed!r} now, and other buckets"
-                f" cannot take over all that {to_spec(self._method)} keeps: take merge={saved.merge!r}"
+                f"this state was saved with merge={saved.merge!r}, but merge is {self.fixed!r} now, and the state of"
+                f" {to_spec(self._method)} cannot move to other buckets: take merge={saved.merge!r}"
             )
         return {one.bucket.key: one for one in kept}

@@ -1,4 +1,4 @@
-"""What all compressors of PyTorch gradients have in common, whoever calls them."""
+"""Base class of the compressors for PyTorch."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class ReducingCompressor(Saving, Made):
     """A compressor with a reducer for each optimizer or model.
 
     Args:
-        method: What compresses.
-        merge: How gradients are put into buckets; see `hvd_compress.bucketing.plan`.
-        reducers: Has none yet.
-        cure: What to do after parameters were added, for messages.
+        method: The method, as a router.
+        merge: Assignment of gradients to buckets; see `hvd_compress.bucketing.plan`.
+        reducers: An empty registry.
+        cure: Cure for parameters that were added later, for error messages.
     """
 
     def __init__(self, method: Router, merge: Merge, reducers: Registry, cure: str) -> None:
@@ -39,7 +39,7 @@ class ReducingCompressor(Saving, Made):
         self._meter = Meter()
         self._loaded = Loaded()
         self._scale = LossScale()
-        self._lock = threading.Condition()  # autograd calls from a thread for each device
+        self._lock = threading.Condition()  # autograd has one thread per device
         self._registry = reducers
         self._common = Common(method, merge, self._meter, self._scale, self._lock, cure)
 
@@ -47,58 +47,59 @@ class ReducingCompressor(Saving, Made):
         return f"Compression.parse({to_spec(self.method)!r}, merge={self.merge!r})"
 
     def follow(self, scaler: Any) -> None:
-        """Keep residuals in true units while a loss scaler changes its scale.
+        """Keep residuals in unscaled units while a loss scaler changes its scale.
 
-        Without it, they are kept in the units of the gradients that Horovod gets: scaled ones. Call it once, before
-        training, and reduce gradients before they are unscaled: ``optimizer.synchronize()``, then
-        ``scaler.unscale_(optimizer)`` where gradients are clipped, then ``scaler.step(optimizer)`` within
-        ``optimizer.skip_synchronize()``. Methods that keep nothing need it not, and are as without it.
+        Without it, residuals are in units of the scaled gradients. Call it once before training, and reduce gradients
+        before they are unscaled: ``optimizer.synchronize()``, then ``scaler.unscale_(optimizer)`` if you clip
+        gradients, then ``scaler.step(optimizer)`` within ``optimizer.skip_synchronize()``. Stateless methods do not
+        need it.
 
         Args:
-            scaler: A ``torch.amp.GradScaler`` or another object with ``get_scale()``, or a function that gives the
-                scale. It is asked once in each step, when the first gradient has come.
+            scaler: A ``torch.amp.GradScaler`` or another object with ``get_scale()``, or a function that returns the
+                scale. It is read once per step, with the first gradient.
 
         Raises:
-            SpecError: If it is something else.
+            SpecError: If it is neither.
         """
         self._scale.follow(scaler)
 
     def discard(self) -> None:
-        """Take the last step back, if its reduced gradients are thrown away instead of applied.
+        """Undo the last step, if its reduced gradients are discarded instead of applied.
 
-        What is kept between steps is then as if that step had not been. Call it on all ranks, after
-        ``optimizer.synchronize()`` and before the next ``backward()``, for example where a spike is skipped, or for the
-        critic's gradients of a generator's loss. It holds for all optimizers that use this compressor.
+        It restores residuals and all other state from before the step. Call it on all ranks, after
+        the gradients were reduced and before the next ``backward()``, for example if you skip a loss spike, or for the
+        critic's gradients of a generator's loss. It applies to all optimizers that use this compressor.
 
         Raises:
-            UnsupportedError: If gradients have come that have not been reduced.
+            UnsupportedError: If gradients of the current step have not been reduced yet.
         """
         with self._lock:
             for reducer in self._registry:
                 reducer.discard()
 
     def stats(self) -> Stats:
-        """Bytes and time so far, on this rank, of all optimizers that use this compressor."""
+        """Return bytes and times of this rank so far, over all optimizers that use this compressor."""
         states = [state for reducer in self._registry for state in reducer.states()]
         return self._meter.read(waits=not self.method.linear)._replace(vnmse=vnmse(states))
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank would lose: residuals, warm starts, step counts.
+        """Return the state of this rank: residuals, warm starts and step counts.
 
         Returns:
-            Tensors, numbers and strings in dicts, so that ``torch.load(..., weights_only=True)`` reads it. It belongs
-            to this rank: each rank saves a file of its own.
+            Nested dicts of tensors, numbers and strings, which ``torch.load(..., weights_only=True)`` can read. Each
+            rank has its own state, so save one file per rank.
         """
         return to_dict(self._saved(), lambda leaf: torch.as_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; at once where the optimizer has made a step, else in its first step.
+        """Load a saved state, at once or in the first step of the optimizer.
 
         Args:
-            state: From `state_dict`, of the same rank.
+            state: State from `state_dict` on the same rank.
 
         Raises:
-            StateError: If it is not such a state, or of another method, rank, world size or model. Nothing is changed.
+            StateError: If it is not a saved state, or belongs to another method, rank, world size or model. Nothing is
+                changed.
         """
         self._load([from_dict(state, lambda leaf: leaf.cpu().numpy() if isinstance(leaf, Tensor) else leaf)])
 
@@ -113,6 +114,6 @@ class ReducingCompressor(Saving, Made):
         self._loaded = loaded
 
     def _restored(self, reducer: Reducer) -> Reducer:
-        """Take over what was loaded before the reducer began."""
+        """Restore the loaded state of a reducer, if any, and return the reducer."""
         self._loaded.give({reducer.label: reducer})
         return reducer

@@ -1,4 +1,4 @@
-"""Verification that all ranks compress the same gradients in the same way, without waiting in a backward pass."""
+"""Verify that ranks agree on model and compression, without waiting in a backward pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvd_compress.errors import DisagreementError
 from hvd_compress.torch.waiting import nap
 
 PATIENCE = 2.0
-"""Seconds to wait where another rank may legally come later: it may first want something of this one."""
+"""Seconds to wait for ranks that may legally arrive later, as they may wait for this rank first."""
 
 
 _LATEST: dict[tuple[Hashable, str], Handshake] = {}
@@ -24,13 +24,13 @@ _LATEST: dict[tuple[Hashable, str], Handshake] = {}
 
 
 class Handshake:
-    """Compares what `agreement.describe` gives on each rank, by a sum of `agreement.digests`.
+    """Comparison of the ranks' facts by a sum of `agreement.digests`.
 
     Args:
-        facts: What must be equal on all ranks, from `agreement.describe`.
-        place: Where the ranks meet, in the names of collectives: the same on ranks that may have to be told that they
-            differ, and not that of another handshake at the same time.
-        transport: Performs the collectives.
+        facts: Facts that must be equal on all ranks, from `agreement.describe`.
+        place: Part of the names of its collectives: the same on ranks whose facts may differ, and unique among
+            concurrent handshakes.
+        transport: Transport that performs the collectives.
         afresh: Whether this rank exchanges nothing before all agree.
     """
 
@@ -46,7 +46,7 @@ class Handshake:
         self._launch()
 
     def _launch(self) -> None:
-        """Begin, unless a handshake of this name that nobody waits for any more is still on its way."""
+        """Start, unless an abandoned handshake of this name is still in flight."""
         place = self._transport.epoch, self._name
         earlier = _LATEST.get(place)
         if earlier is None or earlier.done():
@@ -55,7 +55,7 @@ class Handshake:
             self._pending = self._transport.start(AllReduce(mine), self._name)
 
     def done(self) -> bool:
-        """Whether the ranks have met."""
+        """Return whether all ranks have arrived."""
         if self._pending is None and not self._sums:
             self._launch()
         if self._pending is not None and self._pending.done():
@@ -63,17 +63,17 @@ class Handshake:
         return bool(self._sums)
 
     def wait(self, patience: float = math.inf, sleep: Callable[[float], object] = time.sleep) -> bool:
-        """Wait for the other ranks, for so many seconds at most; tell whether they have come."""
+        """Wait for the other ranks, for at most ``patience`` seconds; return whether they have arrived."""
         begin = time.monotonic()
         while not self.done() and time.monotonic() - begin < patience:
             nap(begin, sleep)
         return self.done()
 
     def verify(self) -> int:
-        """Compare the ranks, once it is done.
+        """Compare the ranks, once all have arrived.
 
         Returns:
-            A number that these ranks have agreed on, for the states that they will save.
+            The job number of these ranks, which their saved states carry.
 
         Raises:
             DisagreementError: If they differ.
@@ -86,12 +86,12 @@ class Handshake:
 
     @property
     def all_afresh(self) -> bool:
-        """Whether no rank has exchanged anything before all agreed; once it is done."""
+        """Whether no rank exchanged anything before all agreed; valid once all have arrived."""
         afresh, _, ranks, *_ = self._sums
         return ranks == afresh
 
     def _refuse(self, title: str) -> NoReturn:
-        """Ask the ranks for the facts themselves; do without if not all of them can answer any more."""
+        """Gather the facts themselves for the message; omit them if some ranks do not answer."""
         mine = torch.frombuffer(bytearray(self.facts), dtype=torch.uint8)
         handle = self._transport.start(AllGather(mine, ragged=True), f"{self._name}.facts")
         begin = time.monotonic()
@@ -100,13 +100,13 @@ class Handshake:
         if handle.done():
             agreement.check(bytes(handle.result().numpy()))
         raise DisagreementError(
-            f"the ranks disagree on the {title}: give all ranks the same model and the same compression"
+            f"the ranks disagree on the {title}: use the same model and the same compression on all ranks"
         )
 
 
 def place_of(names: Iterable[str]) -> str:
-    """Return the meeting place of the ranks that have these parameters.
+    """Return the ``place`` of a handshake over these parameters: their smallest name.
 
-    Models that differ still share their smallest name in most cases; two optimizers have no name in common.
+    Different models still share it in most cases, while two optimizers of a model share no name.
     """
     return min(names, default="")

@@ -1,4 +1,4 @@
-"""Linear methods: the one payload of a gradient travels as the gradient's own allreduce. No carrier, no copy."""
+"""Linear methods, whose payload is the gradient's own allreduce: no carrier, no copy."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hvd_compress.torch.handshake import Handshake
 
 
 class Passthrough:
-    """Compresses each tensor by itself.
+    """Compress each tensor individually with a linear method.
 
     Args:
         method: A linear method.
-        meter: Counts bytes and time.
+        meter: Counters of bytes and time.
     """
 
     def __init__(self, method: Method, meter: Meter) -> None:
@@ -31,14 +31,14 @@ class Passthrough:
         self._handshakes: list[Handshake] = []
 
     def greet(self, handshake: Handshake) -> None:
-        """Take in a handshake, to be verified when the other ranks have come."""
+        """Add a handshake, to be verified when the other ranks have arrived."""
         self._handshakes.append(handshake)
 
     def verify(self, patience: float = 0.0, sleep: Callable[[float], object] = time.sleep) -> None:
-        """Verify that ranks agree, as far as they have come after so many seconds.
+        """Verify the handshakes in which all ranks have arrived after ``patience`` seconds.
 
         Raises:
-            DisagreementError: If they do not.
+            DisagreementError: If the ranks disagree.
         """
         come = [handshake for handshake in self._handshakes if handshake.wait(patience, sleep)]
         self._handshakes = [handshake for handshake in self._handshakes if handshake not in come]
@@ -46,21 +46,21 @@ class Passthrough:
             handshake.verify()
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Give what Horovod is to allreduce, and what it has to give back to `decompress`."""
+        """Return the tensor that Horovod is to allreduce, and the context for `decompress`."""
         with self._meter.time("encode"):
             bucket = Bucket("", (tuple(tensor.shape),), str(tensor.dtype).removeprefix("torch."))
             exchanging = self._method.exchange(torch_ops(tensor.device), bucket, tensor, (), World(0, 1))
             drive = Drive(exchanging)
             message = drive.message
             assert isinstance(message, AllReduce)
-        self._meter.steps += self._in_decompress  # the first after a decompress begins a step
+        self._meter.steps += self._in_decompress  # the first call after a decompress begins a step
         self._in_decompress = False
         self._meter.gradient_bytes += tensor.numel() * tensor.element_size()
         self._meter.bytes_sent += message.array.numel() * message.array.element_size()
         return message.array, drive
 
     def decompress(self, tensor: Tensor, drive: Drive[Any]) -> Tensor:
-        """Give the result."""
+        """Return the reduced gradient."""
         self.verify()
         self._in_decompress = True
         with self._meter.time("decode"):

@@ -1,4 +1,4 @@
-"""Reduces the gradients of one optimizer: its buckets, and what they keep between steps."""
+"""Reduce the gradients of one optimizer."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from hvd_compress.wrappers.router import Router
 
 
 class Ticket(NamedTuple):
-    """What to take a result with.
+    """Ticket to take a result with.
 
     Attributes:
-        reducer: Where the gradient went.
-        step: When.
-        entry: Which gradient it is.
+        reducer: Reducer of the gradient.
+        step: Step of the gradient.
+        entry: The gradient.
     """
 
     reducer: Reducer
@@ -47,15 +47,15 @@ class Ticket(NamedTuple):
 
 
 class Common(NamedTuple):
-    """What the reducers of a compressor have in common.
+    """Settings that all reducers of a compressor share.
 
     Attributes:
-        method: What compresses.
-        merge: How gradients are put into buckets.
-        meter: Counts bytes and time.
-        loss_scale: By which the gradients are too large.
-        lock: Held by the caller of every method; given up while waiting.
-        cure: What to do after parameters were added to an optimizer, for messages.
+        method: The method, as a router.
+        merge: Assignment of gradients to buckets.
+        meter: Counters of bytes and time.
+        loss_scale: Loss scale of the gradients.
+        lock: Lock that callers of all methods hold; released while waiting.
+        cure: Advice for error messages about parameters that were added to an optimizer.
     """
 
     method: Router
@@ -67,27 +67,27 @@ class Common(NamedTuple):
 
 
 class Reducer:
-    """Reduces the gradients of one optimizer.
+    """Reducer of the gradients of one optimizer.
 
     A step begins with the first `add` and ends with the last `take`. All gradients are added before any is taken.
 
-    The first step, and the first one after a state was restored, is held: nothing is exchanged before all ranks are
-    known to agree. The first step also shows which parameters have gradients, and so which buckets there are.
+    The first step, and the first one after a restored state, is held: nothing is exchanged before all ranks agree. The
+    first step also shows which parameters have gradients, which determines the buckets.
 
     Args:
-        common: Of all reducers of the compressor.
-        members: What is reduced, in the order in which the model uses it.
-        transport: Performs the collectives.
-        ballot: Makes the votes of a step of these ranks; told whether this rank wants to verify that all agree.
-        label: A name that is the same on all ranks: part of the names of its collectives.
+        common: Settings of all reducers of the compressor.
+        members: The parameters, in the order in which the model uses them.
+        transport: Transport of the collectives.
+        ballot: Creates the votes of a step, given the ranks and whether this rank wants to verify that all agree.
+        label: Name that is the same on all ranks, part of the names of its collectives.
         replaces: The results are written to the gradients, and votes are reduced in place.
         complete: Each step has the gradients of all members.
 
     Attributes:
-        transport: Performs the collectives; another one after the ranks of an elastic job have changed.
-        steps: How many there have been.
-        job: A number that the ranks have agreed on; 0 before that.
-        changed: Whether gradients of the last step were changed by somebody else before they were reduced.
+        transport: Transport of the collectives; replaced when the ranks of an elastic job change.
+        steps: Number of steps so far.
+        job: Job number that the ranks agreed on; 0 before that.
+        changed: Whether user code changed gradients of the last step before they were reduced.
 
     Raises:
         GradientError: If a parameter's dtype cannot be compressed.
@@ -130,64 +130,64 @@ class Reducer:
                 self._tune()
 
     def _tune(self) -> None:
-        """Look for better buckets from now on, if new ones can take over all states."""
+        """Start to autotune the buckets, if new ones can take over all states."""
         if self._replaces and self._buckets.fixed is None and self._buckets.divisible():
             self._tuner = Tuner(self._buckets.sizes(), f"hvd_compress.{self.label}.search")
 
     @property
     def begun(self) -> bool:
-        """Whether there are buckets, and so a state."""
+        """Whether the buckets, and so their states, exist."""
         return self._buckets.begun
 
     @property
     def world(self) -> World:
-        """The ranks that take part."""
+        """Ranks that take part."""
         return self.transport.world
 
     @property
     def buckets(self) -> Sequence[BucketState]:
-        """All buckets, with their states."""
+        """Buckets with their states."""
         return self._buckets.layout.buckets
 
     @property
     def places(self) -> Mapping[int, Place]:
-        """Where each gradient goes, by the keys of their parameters."""
+        """Places of the gradients, by the keys of their parameters."""
         return self._buckets.layout.places
 
     @property
     def step(self) -> Step | None:
-        """The step that is going on."""
+        """The running step; None between steps."""
         return self._step
 
     def _prefix(self) -> str:
-        """Of the names of collectives: others after ranks that disagreed, which may have left some unanswered."""
+        """Return the prefix of the names of collectives; it changes after a disagreement, which may leave some open."""
         return f"hvd_compress.{self.label}.{self._series:x}"
 
     @property
     def waiting(self) -> int:
-        """How many gradients have come in this step, 0 between steps."""
+        """Number of gradients so far in this step, 0 between steps."""
         return self._step.waiting if self._step else 0
 
     def broken_off(self) -> bool:
-        """Whether a step has begun whose results nobody will ask for, as its caller remembers nothing of it.
+        """Return whether the running step was abandoned, given that the caller has forgotten it.
 
-        What another thread has added may only just be on its way to the caller.
+        Gradients that only other threads have added do not count, as the caller may not have recorded them yet.
         """
         return self.waiting > 0 and threading.get_ident() in self._threads
 
     def add(
         self, key: int, grad: Tensor, call: Hashable = None, parameter: Tensor | None = None
     ) -> tuple[Tensor, Ticket]:
-        """Take in a gradient.
+        """Add a gradient.
 
         Args:
-            key: Of the member.
+            key: Key of the member.
             grad: Its gradient.
-            call: Equal for those that Horovod gives back together.
-            parameter: Whose it is, if it is a parameter's.
+            call: Equal for gradients that Horovod returns together.
+            parameter: Its parameter, if any.
 
         Returns:
-            The vote to be reduced in its place, and the ticket to take the result with.
+            The vote to reduce instead of it, and the ticket to take the result with.
         """
         self._buckets.check_place(key, grad, self._cure)
         if self.waiting and key in self._seen:
@@ -224,15 +224,15 @@ class Reducer:
         return step
 
     def take(self, vote: Tensor, ticket: Ticket) -> Tensor:
-        """Give out a result; the first call of a step completes all exchanges, the last one ends the step.
+        """Return a result; the first call of a step completes all exchanges, the last one ends the step.
 
         Args:
-            vote: As it came back.
-            ticket: From `add`.
+            vote: The reduced vote.
+            ticket: Ticket from `add`.
 
         Raises:
-            DisagreementError: If the ranks were not set up alike, or do not go on from the same saved state.
-            ExchangeError: If an exchange went wrong, or the step was given up.
+            DisagreementError: If the ranks have different models or settings, or resume from different saved states.
+            ExchangeError: If an exchange failed, or the step was aborted.
             UnsupportedError: If a rank is missing.
         """
         step = ticket.step
@@ -250,7 +250,7 @@ class Reducer:
         return result
 
     def _prepare(self, step: Step, asked: bool) -> None:
-        """Make sure that the step is right, now that all gradients have come."""
+        """Verify the ranks, and create and release the buckets, once all gradients have arrived."""
         if agreement.elastic():
             self._meet()
         elif asked and not self._verified:
@@ -263,21 +263,21 @@ class Reducer:
             step.release(self._buckets.layout)
 
     def _greet(self) -> Handshake:
-        """Begin to verify that the ranks agree; a handshake left by a step that was given up is used."""
+        """Start to verify that the ranks agree, or continue the handshake of an aborted step."""
         if self._handshake is None:
             facts = agreement.describe(self._method, self._merge, self._facts, self.identity)
-            # All ranks make direct calls in the same order, so they meet at the same place whatever the names.
+            # All ranks make direct calls in the same order, so the same place works for any names.
             place = place_of(one.name for one in self._facts) if self._replaces else ""
             self._handshake = Handshake(facts, place, self.transport, afresh=self._due)
         return self._handshake
 
     @property
     def identity(self) -> str:
-        """Names the state, the same on all ranks that go on from the same step; empty for a new one."""
+        """Identifier of the state, the same on all ranks that resume from the same step; empty for a new one."""
         return f"step {self.steps} of job {self.job:x}" if self.job else ""
 
     def verify_soon(self) -> None:
-        """Verify that ranks agree, if the others come soon: they may legally come later."""
+        """Verify that the ranks agree, if the others arrive soon; they may legally arrive later."""
         with self._lock, self._meter.time("wait"):
             if self._handshake is not None and self._handshake.wait(PATIENCE, self._lock.wait):
                 self._verify()
@@ -298,7 +298,7 @@ class Reducer:
         self._verified = True
 
     def _came_anywhere(self) -> dict[int, Came]:
-        """Ask the other ranks which gradients have come, and how."""
+        """Return when gradients arrived, as the earliest over all ranks."""
         keys = self._buckets.keys
         mine = torch.tensor([self._early[key] for key in keys], dtype=torch.int32, device="cpu")
         handle = self.transport.start(AllReduce(mine, "max"), f"hvd_compress.{self.label}.came")
@@ -312,10 +312,10 @@ class Reducer:
             self._next = pin(cuts)
 
     def discard(self) -> None:
-        """Take the last step back, as its results were thrown away.
+        """Undo the last step, as its results were discarded.
 
         Raises:
-            UnsupportedError: If gradients of a step have come that have not been reduced.
+            UnsupportedError: If gradients of the current step have not been reduced yet.
         """
         if self.waiting:
             raise UnsupportedError(
@@ -338,7 +338,7 @@ class Reducer:
         self._drop()
 
     def _drop(self) -> None:
-        """Forget the step that is going on."""
+        """Forget the running step."""
         step, self._step = self._step, None
         if step is not None:
             step.forget()
@@ -352,7 +352,7 @@ class Reducer:
         return self._buckets.living()
 
     def inherit(self, formers: Sequence[Reducer]) -> None:
-        """Take over what former reducers have kept of the same parameters; of others they keep it."""
+        """Take over the states of the same parameters from former reducers."""
         formers = [former for former in formers if former.begun]
         if not formers:
             return
@@ -364,7 +364,7 @@ class Reducer:
         self._series = sum(former._series for former in formers)
 
     def saved(self) -> SavedSession:
-        """The states of all buckets, as copies."""
+        """Return copies of the states of all buckets."""
         buckets = {one.bucket.key: one.read() for one in self.buckets}
         search = self._tuner.timings if self._tuner else []
         came, partition = self._buckets.came, self._buckets.partition
@@ -373,7 +373,7 @@ class Reducer:
         return SavedSession(world.rank, world.size, self.steps, buckets, partition, search, self.job, shared, came)
 
     def restore(self, saved: SavedSession) -> None:
-        """Take over states that have been checked, and their partition if any will do."""
+        """Restore checked states, and their partition unless ``merge`` fixes another one."""
         self._buckets.restore(saved)
         if saved.came is not None:
             self._tune()
@@ -387,10 +387,10 @@ class Reducer:
                 self._buckets.change(pin(self._tuner.cuts))
 
     def _meet(self) -> None:
-        """In an elastic job, find out at the first step after Horovod was started which ranks there are now.
+        """In an elastic job, find changed ranks in the first step after Horovod was started.
 
         Raises:
-            DisagreementError: If a newcomer is not set up as the others are.
+            DisagreementError: If a new rank has another model or other settings.
         """
         if self._met == self.transport.epoch:
             return
@@ -409,7 +409,7 @@ class Reducer:
                 self.restore(SavedSession(world.rank, world.size, meeting.steps, meeting.leaves, job=meeting.job))
 
     def _gather(self, data: bytes, name: str) -> bytes:
-        """Join the bytes of all ranks, in the order of ranks."""
+        """Concatenate the bytes of all ranks, in the order of ranks."""
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         handle = self.transport.start(
             AllGather(mine, ragged=True), f"{name}.{place_of(one.name for one in self._facts)}"
@@ -417,9 +417,9 @@ class Reducer:
         return bytes(wait(handle).numpy())
 
     def by_bucket(self, saved: SavedSession | None = None) -> dict[str, Kept]:
-        """Return the states of all buckets, by their keys; new ones for those of a saved state.
+        """Return the states of all buckets by key, or initial states for the buckets of a saved state.
 
         Raises:
-            StateError: If the reducer cannot go on with their partition.
+            StateError: If the saved partition does not match.
         """
         return self._buckets.by_key(saved)

@@ -1,4 +1,4 @@
-"""The reducers of a compressor: which optimizer or model has which, and which one takes over from which."""
+"""Registry of a compressor's reducers: their owners, and which reducer succeeds which."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from hvd_compress.torch.reducer import Reducer
 
 
 class Registry:
-    """The reducers of a compressor.
+    """Reducers of a compressor, one per owner: an optimizer or a model.
 
-    Each owner (an optimizer, or a model) has a reducer. The reducers outlive their owners, as long as there are
-    parameters that no other reducer has taken over: when they go is then the same on all ranks, whatever their garbage
-    collectors do.
+    A reducer outlives its owner while any of its parameters exists that no other reducer has taken over. So it is
+    removed at the same time on all ranks, independent of garbage collection.
 
     Args:
-        in_use: Returns whether an owner reduces gradients now.
-        cure: What to do where two owners reduce the same gradients, for the message.
+        in_use: Function that returns whether an owner is reducing gradients.
+        cure: Cure for two owners that reduce the same gradients, for the error message.
     """
 
     def __init__(self, in_use: Callable[[Any], bool], cure: str) -> None:
@@ -39,10 +38,10 @@ class Registry:
         return self._of.get(owner)
 
     def label(self, label: str, keys: Set[int]) -> str:
-        """A label for a new reducer over some parameters, of which two models may have the same names.
+        """Return the label of a new reducer, which is unique even if two models have the same parameter names.
 
-        That of the reducer that it takes over from, otherwise with the next number. The same on all ranks, as it does
-        not depend on what has been collected as garbage.
+        It is that of the predecessor, or else gets the next number. It does not depend on garbage collection, so it is
+        the same on all ranks.
         """
         for reducer in self._all:
             if reducer.label.partition(".")[0] == label and reducer.living() & keys:
@@ -51,17 +50,17 @@ class Registry:
         return f"{label}.{number}" if number else label
 
     def begin(self, owner: Any, reducer: Reducer) -> None:
-        """Add the reducer of an owner; it takes over what other reducers have kept of its parameters.
+        """Add the reducer of an owner; it takes over the state of its parameters from other reducers.
 
         Raises:
-            UnsupportedError: If another owner reduces gradients of these parameters now.
+            UnsupportedError: If another owner is reducing gradients of these parameters.
         """
         keys = reducer.living()
         formers = [other for other in self._all if other.transport == reducer.transport and other.living() & keys]
         for other, former in self._of.items():
             if former in formers and self._in_use(other):
                 raise UnsupportedError(
-                    "two distributed optimizers or models, an old one and a new one, reduce the gradients of the same"
+                    "two distributed optimizers or models, an old and a new one, reduce gradients of the same"
                     f" parameters: {self._cure}"
                 )
         for former in formers:

@@ -1,4 +1,4 @@
-"""One step: gradients come in, buckets leave, results go out."""
+"""Run one step: collect gradients, exchange buckets, return results."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from hvd_compress.torch.votes import Votes
 from hvd_compress.torch.waiting import nap
 
 _LOOKS = 4
-"""How many exchanges under way are looked at for each gradient."""
+"""Maximum number of exchanges that are polled per gradient."""
 
 _PATIENCE = 5.0
-"""Seconds in which a carrier comes back, if no rank waits for something else."""
+"""Seconds in which a carrier returns, unless a rank waits for something else."""
 
 
 class Entry(NamedTuple):
-    """A gradient of this step.
+    """Gradient of a step.
 
     Attributes:
-        number: Which one it is, from 0.
-        key: Of its parameter.
-        grad: The gradient itself.
-        parameter: Whose it is; None in a direct call.
-        own: Whether it is what its parameter has for a gradient.
+        number: Index in order of arrival, from 0.
+        key: Key of its parameter.
+        grad: The gradient.
+        parameter: Its parameter; None in a direct call.
+        own: Whether it was ``parameter.grad`` when it arrived.
     """
 
     number: int
@@ -46,22 +46,22 @@ class Entry(NamedTuple):
 
     @property
     def frozen(self) -> bool:
-        """Whether its parameter is not trained, so that the result is zero."""
+        """Whether its parameter is frozen, so that the result is zero."""
         return self.parameter is not None and not self.parameter.requires_grad
 
     @property
     def replaced(self) -> bool:
-        """Whether its parameter has another gradient by now."""
+        """Whether its parameter has another gradient now."""
         return self.own and self.parameter is not None and self.parameter.grad is not self.grad
 
 
 class Place(NamedTuple):
-    """Where a gradient goes.
+    """Place of a gradient.
 
     Attributes:
-        name: Of the parameter.
+        name: Name of the parameter.
         owner: The bucket.
-        position: The place in the bucket.
+        position: Index within the bucket.
     """
 
     name: str
@@ -70,12 +70,12 @@ class Place(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The buckets of a step.
+    """Buckets of a step.
 
     Attributes:
-        buckets: All of them, with their states.
-        places: Where each gradient goes, by the keys of their parameters.
-        expected: How many gradients come in a backward pass.
+        buckets: All buckets, with their states.
+        places: Places of the gradients, by the keys of their parameters.
+        expected: Number of gradients of a backward pass.
     """
 
     buckets: Sequence[BucketState]
@@ -84,26 +84,25 @@ class Layout(NamedTuple):
 
 
 class Step:
-    """One step. It begins with the first `add` and ends when all results have been taken.
+    """Step of an optimizer, from the first `add` until all results have been taken.
 
-    A bucket gives its result out as soon as it is there. Should another bucket's exchange go wrong after that, or
-    another gradient not be finite, it stays as it is.
+    A bucket delivers its result as soon as it is complete. The result stays if another bucket's exchange fails later,
+    or another gradient is not finite.
 
     Args:
-        votes: What the ranks tell each other about it.
-        transport: Performs the collectives of the buckets.
-        prefix: Of the names of these collectives.
-        meter: Counts bytes and time.
-        scale: By which a loss scaler has multiplied the gradients.
-        replaces: The results are written to the gradients.
-        lock: Held by the caller of every method but `rest`; given up while waiting.
+        votes: Votes of the step.
+        transport: Transport of the collectives of the buckets.
+        prefix: Prefix of the names of these collectives.
+        meter: Counters of bytes and time.
+        scale: Loss scale of the gradients.
+        replaces: Whether results are written to the gradients.
+        lock: Lock that callers of all methods except `rest` hold; released while waiting.
 
     Attributes:
-        votes: What the ranks tell each other about it.
-        waiting: How many gradients have come.
-        finite: Whether the step counts, as far as is known: no rank has a gradient, and none will have a result, that
-            is not finite.
-        changed: Whether somebody else has written to a gradient since it came.
+        votes: Votes of the step.
+        waiting: Number of gradients so far.
+        finite: Whether the step counts: all gradients and results of all ranks are finite, as far as known.
+        changed: Whether user code has written to a gradient since it arrived.
     """
 
     def __init__(
@@ -139,16 +138,16 @@ class Step:
 
     @property
     def held(self) -> bool:
-        """Whether its gradients are kept until `release`."""
+        """Whether gradients are held until `release`."""
         return self._held is not None
 
     @property
     def exchanges(self) -> list[BucketExchange]:
-        """The exchanges of all buckets."""
+        """Exchanges of all buckets."""
         return list(self._exchanges.values())
 
     def release(self, layout: Layout) -> None:
-        """Exchange the gradients from now on, and those that have come before, in these buckets."""
+        """Start to exchange gradients, including those held so far, in these buckets."""
         held, self._held = self._held or [], None
         self._places, self._expected = layout.places, layout.expected
         how = self._transport, self._prefix, self._replaces, self.votes.admits, self._meter.count
@@ -157,10 +156,10 @@ class Step:
             self._put(entry)
 
     def add(self, key: int, grad: Tensor, parameter: Tensor | None, call: Hashable) -> tuple[Tensor, Entry]:
-        """Take in a gradient.
+        """Add a gradient.
 
         Returns:
-            The vote for it, to be reduced in its place, and what to `take` the result with.
+            The vote to reduce instead of it, and the entry to `take` the result with.
         """
         lap = self._meter.begin()
         own = parameter is not None and parameter.grad is grad
@@ -198,7 +197,7 @@ class Step:
         return peak
 
     def _push_on(self) -> None:
-        """Start the second rounds of buckets whose first has ended. Look at a few, the oldest."""
+        """Poll the oldest exchanges, and start the second collectives of those whose first has ended."""
         for _ in range(min(len(self._running), _LOOKS)):
             exchange = self._running.popleft()
             self._look_at(exchange)
@@ -206,7 +205,7 @@ class Step:
                 self._running.append(exchange)
 
     def _look_at(self, exchange: BucketExchange) -> None:
-        """Go on with a bucket without waiting; give its result out if nothing speaks against it."""
+        """Advance an exchange without waiting, and deliver its result if the factor is known and finite."""
         exchange.poll()
         if exchange.can_deliver:
             factor = self.votes.first_factor() if self._factor is None else self._factor
@@ -227,10 +226,10 @@ class Step:
                 self.changed = True
 
     def rest(self) -> None:
-        """Wait asleep for the votes, at the end of a backward pass that has given all gradients.
+        """Wait asleep for the votes, at the end of a backward pass with all gradients.
 
-        Horovod's own waiting takes a core. If nothing moves for long, another rank may first want something of this
-        one: then do not wait here.
+        Horovod's own wait occupies a core. Without progress, return after some time, as another rank may wait for this
+        one.
         """
         begin = moved = time.monotonic()
         before = -1
@@ -244,17 +243,17 @@ class Step:
                 nap(begin, self._lock.wait)
 
     def _go_on(self) -> None:
-        """Go on with all buckets without waiting."""
+        """Advance all exchanges without waiting."""
         for exchange in self._running:
             with self._meter.time("decode"):
                 self._look_at(exchange)
         self._running = deque(exchange for exchange in self._running if exchange.busy)
 
     def take(self, carrier: Tensor, entry: Entry) -> Tensor:
-        """Give out a result; the first call completes all exchanges.
+        """Return a result; the first call completes all exchanges.
 
         Raises:
-            ExchangeError: If one of them went wrong.
+            ExchangeError: If an exchange failed.
         """
         if not self._taken:
             self._note_changes(self._entries)
@@ -279,13 +278,13 @@ class Step:
 
     @property
     def ended(self) -> bool:
-        """Whether all results have been taken, or the step was given up."""
+        """Whether all results have been taken, or the step was aborted."""
         return self._taken == self.waiting
 
     def _complete(self) -> None:
-        """Finish all exchanges, and write the results.
+        """Complete all exchanges, and write the results.
 
-        No rank waits for one exchange alone, as another rank may wait for another one.
+        It never waits for a single exchange, as another rank may wait for another one.
         """
         for exchange in self.exchanges:
             exchange.start()
@@ -312,7 +311,7 @@ class Step:
             self._running = deque(exchange for exchange in self._running if exchange.busy)
 
     def _unfinished(self) -> bool:
-        """Go on as far as possible without waiting; tell whether that is not the end."""
+        """Advance as far as possible without waiting; return whether exchanges remain."""
         if self._replaces and self._factor is None and self.votes.are_back():
             self._judge()
         self._go_on()
@@ -328,7 +327,7 @@ class Step:
             self._look_at(exchange)
 
     def _settle(self) -> None:
-        """Write the results that have not been, and take over the new states if the step counts."""
+        """Write the remaining results, and commit the new states if the step counts."""
         assert self._factor is not None
         for exchange in self.exchanges:
             if exchange.can_deliver:
@@ -338,7 +337,7 @@ class Step:
             exchange.settle(commit=self.finite)
 
     def _computed(self, carrier: Tensor, place: Place, entry: Entry) -> Tensor:
-        """A result beside its gradient, in a direct call, whose votes come back one after another."""
+        """Return the result of a direct call as a new tensor; votes of direct calls return one by one."""
         total, factor = self._exchanges[place.owner].total(place.position), self.votes.factor(carrier)
         result = torch.mul(total, factor * self._scale).to(entry.grad.dtype)
         doubtful = result.dtype != total.dtype or self._scale != 1
@@ -346,15 +345,15 @@ class Step:
         return result
 
     def end(self) -> None:
-        """Close the step, of which all results have been taken."""
+        """Close the step after all results have been taken."""
         for exchange in self.exchanges:
             exchange.settle(commit=self.finite and not self._replaces)
         self._meter.steps += 1
 
     def abort(self) -> None:
-        """Bring to its end what has begun of a step that is given up, unless a rank is missing.
+        """Complete the exchanges of an aborted step, unless a rank is missing.
 
-        The other ranks give up too, or wait for this one.
+        The other ranks abort too, or wait for this one.
         """
         self.votes.assume()
         for exchange in self.exchanges:
@@ -362,7 +361,7 @@ class Step:
         self.votes.settle()
 
     def forget(self) -> None:
-        """Drop what has come, and keep the states of before."""
+        """Drop the gradients, and keep the states from before the step."""
         for exchange in self.exchanges:
             exchange.settle(commit=False)
         self.votes.abandon()

@@ -1,4 +1,4 @@
-"""What the ranks tell each other about a step, beside its payloads."""
+"""Interface of votes, by which ranks agree on the validity of a step."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from hvd_compress.core.collectives import Collective
 
 
 class Votes(Protocol):
-    """Whether a step counts on all ranks, and by what its sums are multiplied. There is one for each step.
+    """Votes of one step, one per gradient: whether the gradients are finite, and the factor of their sums.
 
     Attributes:
-        nbytes: Bytes that a vote takes on the wire.
-        lacking: A rank was found missing.
+        nbytes: Bytes of a vote on the wire.
+        lacking: Whether a rank is missing.
     """
 
     nbytes: int
     lacking: bool
 
     def admits(self, message: Collective) -> bool:
-        """Whether a collective may be started, as no missing rank would spoil it."""
+        """Return whether a collective may be started, because no missing rank can break it."""
 
     def give(self, peak: float | Tensor, call: Hashable = None) -> Tensor:
         """Vote for a gradient.
 
         Args:
             peak: A number that is finite if the gradient is.
-            call: Equal for those that come back together.
+            call: Equal for votes that are returned together.
 
         Returns:
-            The tensor to be reduced in the place of the gradient.
+            The tensor to reduce instead of the gradient.
         """
 
     def check(self, carrier: Tensor, number: int) -> bool:
-        """Look at the first vote that comes back.
+        """Check the first returned vote.
 
         Args:
-            carrier: What `give` returned, as it came back.
-            number: Which one it is.
+            carrier: The reduced tensor of `give`.
+            number: Index of the vote.
 
         Returns:
             Whether a rank wants to verify that all agree.
@@ -50,26 +50,26 @@ class Votes(Protocol):
         """
 
     def are_back(self) -> bool:
-        """Whether the votes of all ranks are here, once all have been given."""
+        """Return whether all votes have been reduced, once all have been given."""
 
     @property
     def under_way(self) -> int:
-        """How many votes are not back, as far as `are_back` has looked."""
+        """Number of votes in flight, as of the last call of `are_back`."""
 
     def first_factor(self) -> float:
-        """By what to multiply sums over the ranks, as far as it is known early; nan if it is not."""
+        """Return the factor of sums over the ranks, if it is already known; else nan."""
 
     def factor(self, carrier: Tensor) -> float:
-        """By what to multiply the sum of a gradient, given what `give` returned as it came back; nan if one was bad."""
+        """Return the factor of a gradient's sum, given the reduced tensor of `give`; nan if it is not finite."""
 
     def factors(self) -> list[float]:
-        """By what to multiply the sums of all gradients, once all votes are back."""
+        """Return the factors of the sums of all gradients, once all votes have been reduced."""
 
     def assume(self) -> None:
-        """Take it that all ranks are there."""
+        """Assume that no rank is missing."""
 
     def settle(self, patience: float | None = None) -> None:
-        """Wait for votes that nobody asks for any more, for so many seconds at most."""
+        """Wait for abandoned votes, for at most ``patience`` seconds."""
 
     def abandon(self) -> None:
-        """Forget votes that may still be on their way."""
+        """Forget votes that may still be in flight."""

@@ -1,4 +1,4 @@
-"""Wait asleep: cores are few where ranks share a machine."""
+"""Wait for collectives asleep, to leave the core to other ranks of the machine."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 from hvd_compress.core.transport import Handle
 
 _NAP, _SHARE = 50e-6, 0.02
-"""Seconds between two looks at what is on its way, at least; and their share of the waiting so far."""
+"""Polling interval: its minimum in seconds, and as a share of the time waited so far."""
 
 
 def nap(begin: float, sleep: Callable[[float], object] = time.sleep) -> None:
-    """Sleep for a moment, a longer one the longer the waiting.
+    """Sleep for one polling interval, which grows with the time waited.
 
     Args:
-        begin: When the waiting began, of ``time.monotonic``.
-        sleep: Sleeps for so many seconds; a condition's ``wait`` gives up its lock meanwhile.
+        begin: Start of the wait, from ``time.monotonic``.
+        sleep: Sleeps for the given seconds; the ``wait`` of a condition releases its lock meanwhile.
     """
     sleep(max(_NAP, _SHARE * (time.monotonic() - begin)))
 

@@ -1,1 +1,1 @@
-"""Wrappers around methods - error feedback, momentum, schedules, measuring - and the router."""
+"""Wrappers around methods (error feedback, momentum, schedules, measurement) and routers."""

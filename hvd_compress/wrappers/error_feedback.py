@@ -1,6 +1,6 @@
-"""Residuals, kept between steps so that nothing is lost: wrappers around any method.
+"""Error feedback: wrappers that keep a residual between steps.
 
-Each has a state with the state of the method inside, and a ``dense`` exchange that sends all it has kept.
+The ``dense`` exchange of each wrapper also sends its residual.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class ErrorFeedbackState(NamedTuple):
     """State of error feedback.
 
     Attributes:
-        residual: ``d e_i``, in the units of the gradient, to be added to the next one; shape ``(bucket.numel,)``.
-        inner: The state of the method inside.
+        residual: ``d e_i``, in the units of the gradient; shape ``(bucket.numel,)``.
+        inner: State of the wrapped method.
     """
 
     residual: Residual
@@ -31,18 +31,18 @@ class ErrorFeedbackState(NamedTuple):
 
 @dataclass(frozen=True)
 class ErrorFeedback(Wrapper):
-    """Add what was not sent to the next gradient.
+    """Add the compression error to the next gradient.
 
     Karimireddy et al., Error Feedback Fixes SignSGD and Other Gradient Compression Schemes, 2019, Algorithm 2::
 
         p_i = g_i + d e_i       send C(p_i)         e_i = (1 - b) e_i + b (p_i - C(p_i))
 
-    with d = b = 1: over any number of steps, the sum of what was sent plus the residual is the sum of the gradients.
+    With d = b = 1, the sum of everything sent plus the residual equals the sum of all gradients.
 
     Args:
-        inner: The method that compresses.
-        decay: d, in (0, 1]: below 1, what waits fades away, so that nothing very old is sent.
-        lowpass: b, in (0, 1]: below 1, the residual follows slowly (Chen et al., ScaleCom, 2020, equation 5).
+        inner: The wrapped method.
+        decay: d, in (0, 1]; below 1, old residuals fade away.
+        lowpass: b, in (0, 1]; below 1, the residual changes slowly (Chen et al., ScaleCom, 2020, equation 5).
     """
 
     decay: float = 1.0
@@ -77,9 +77,9 @@ class EF21State(NamedTuple):
     """State of EF21.
 
     Attributes:
-        local: What the others know of this rank's gradient; shape ``(bucket.numel,)``.
-        shared: The sum of that over all ranks.
-        inner: The state of the method inside.
+        local: Estimate h_i of this rank's gradient that all ranks know; shape ``(bucket.numel,)``.
+        shared: Sum of the estimates of all ranks.
+        inner: State of the wrapped method.
     """
 
     local: Own
@@ -89,17 +89,17 @@ class EF21State(NamedTuple):
 
 @dataclass(frozen=True)
 class EF21(Wrapper):
-    """Send how the gradient differs from what the others know of it.
+    """Compress the difference between the gradient and its last estimate.
 
     Richtarik, Sokolov, Fatkhullin, EF21: A New, Simpler, Theoretically Better, and Practically Faster Error Feedback,
-    2021, Algorithm 2. With h_i what is known of rank i::
+    2021, Algorithm 2. With h_i the estimate of rank i's gradient::
 
         send C(g_i - h_i)           h_i = h_i + C(g_i - h_i)            total = sum_i h_i
 
-    It wants gradients that change little from step to step: large batches.
+    It works best if gradients change little between steps, as with large batches.
 
     Args:
-        inner: The method that compresses.
+        inner: The wrapped method.
     """
 
     def __post_init__(self) -> None:
@@ -124,18 +124,18 @@ class EF21(Wrapper):
 
 
 def check_retains(memory: Wrapper, feedback: str) -> None:
-    """Refuse error feedback around a method that it is not possible with.
+    """Reject error feedback around a method that does not support it.
 
     Raises:
-        SpecError: If it is not.
+        SpecError: If the method does not support it.
     """
     if not memory.inner.supports_feedback:
         raise SpecError(
-            f"feedback={feedback} is not possible with {memory.inner!r}: what it does not send cannot be kept, or would"
-            " grow; take feedback=off"
+            f"feedback={feedback} is not supported with {memory.inner!r}: its compression error is unknown or would"
+            " grow without bound; take feedback=off"
         )
 
 
 def own(total: Array) -> Array:
-    """Return a copy: the caller may overwrite a total, but not a state."""
+    """Return a copy of a total, as callers may overwrite totals but not states."""
     return total * 1

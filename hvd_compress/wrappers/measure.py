@@ -1,4 +1,4 @@
-"""Measure the error of compressed sums during training: a wrapper around any method."""
+"""Wrapper that measures the error of compressed sums during training."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hvd_compress.ops import Ops
 
 
 class MeasuredState(NamedTuple):
-    """State of measuring.
+    """State of `Measured`.
 
     Attributes:
         error: Sum over the steps of ``||total - sum_i g_i||^2``, a float64 scalar.
         norm: Sum over the steps of ``||sum_i g_i||^2``, a float64 scalar.
-        inner: The state of the method inside.
+        inner: State of the wrapped method.
     """
 
     error: Measurement
@@ -30,13 +30,13 @@ class MeasuredState(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured(Wrapper):
-    """Compare each compressed sum with the exact one, at the price of an uncompressed allreduce.
+    """Compare each compressed sum with the exact one, at the cost of an uncompressed allreduce.
 
-    The normalised error ``vNMSE = error / norm`` is that of Han et al., Beyond Throughput and Compression Ratios, 2024.
-    With error feedback it counts what comes late as an error, and again when it comes.
+    The normalised error is ``vNMSE = error / norm`` (Han et al., Beyond Throughput and Compression Ratios, 2024). With
+    error feedback it counts delayed values as errors twice: when they are missing and when they arrive.
 
     Args:
-        inner: The method that is measured.
+        inner: The measured method.
     """
 
     def init(self, ops: Ops, bucket: Bucket, size: int) -> MeasuredState:
@@ -55,14 +55,14 @@ class Measured(Wrapper):
 
 
 def vnmse(states: Iterable[Any]) -> float | None:
-    """The normalised error over all measured buckets; None where nothing was measured."""
+    """Return the normalised error over all measured buckets; None if nothing was measured."""
     measured = [found for state in states if (found := _find(state)) is not None]
     norm = sum(float(state.norm) for state in measured)
     return sum(float(state.error) for state in measured) / norm if norm else None
 
 
 def _find(state: Any) -> MeasuredState | None:
-    """The measured state, however deep it is wrapped."""
+    """Return the `MeasuredState` within nested wrapper states, if any."""
     while state is not None and not isinstance(state, MeasuredState):
         state = getattr(state, "inner", None)
     return state

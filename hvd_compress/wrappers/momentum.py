@@ -1,4 +1,4 @@
-"""Momentum before compression, or of the sum: wrappers around any method."""
+"""Momentum wrappers: before compression, or after the sum."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class MomentumCorrectionState(NamedTuple):
 
     Attributes:
         velocity: u, the momentum of this rank; shape ``(bucket.numel,)``.
-        residual: v, what of it was not sent yet.
-        inner: The state of the method inside.
+        residual: v, the accumulated velocity that was not sent yet; shape ``(bucket.numel,)``.
+        inner: State of the wrapped method.
     """
 
     velocity: Own
@@ -30,22 +30,22 @@ class MomentumCorrectionState(NamedTuple):
 
 @dataclass(frozen=True)
 class MomentumCorrection(Wrapper):
-    """Momentum before compression, and error feedback of velocities in the place of gradients.
+    """Momentum before compression, with error feedback of velocities instead of gradients.
 
-    Lin et al., Deep Gradient Compression, 2018, section 3.2, equations 5 and 6, and Algorithm 4. With C restricted to
-    the coordinates S_i that a rank sends::
+    Lin et al., Deep Gradient Compression, 2018, section 3.2, equations 5 and 6, and Algorithm 4. With S_i the
+    coordinates that rank i sends::
 
         g_i = clip(g_i, c / sqrt(n))                          (local gradient clipping; c = 0: none)
         u_i = m u_i + g_i             v_i = v_i + u_i         (Nesterov: u_i = m (u_i + g_i), v_i = v_i + u_i + g_i)
         send C(v_i)                   v_i = v_i - C(v_i)      u_i = 0 on S_i       (momentum factor masking)
 
-    The optimizer must not add momentum of its own.
+    The optimizer must be without momentum.
 
     Args:
-        inner: The method that compresses.
+        inner: The wrapped method.
         momentum: m, in (0, 1).
-        nesterov: Use Nesterov's momentum.
-        clip_norm: c: the largest L2 norm that the sum of the gradients of a bucket is thought to have; 0 for no limit.
+        nesterov: Use Nesterov momentum.
+        clip_norm: Maximum L2 norm c for the summed gradient of a bucket, at least 0; 0 for no clipping.
     """
 
     momentum: float = 0.9
@@ -66,7 +66,7 @@ class MomentumCorrection(Wrapper):
         return MomentumCorrectionState(zeros, zeros, self.inner.init(ops, bucket, size))
 
     def _accumulate(self, ops: Ops, x: Array, state: MomentumCorrectionState, world: World) -> tuple[Array, Array]:
-        """Velocity u and accumulation v with the new gradient in them."""
+        """Return the velocity u and the accumulation v, updated with the new gradient."""
         if self.clip_norm:
             norm = ops.sqrt(ops.sum_squares(x))
             limit = self.clip_norm / world.size**0.5
@@ -78,7 +78,7 @@ class MomentumCorrection(Wrapper):
     ) -> Exchanging:
         velocity, corrected = self._accumulate(ops, x, state, world)
         exchange = yield from self.inner.exchange(ops, bucket, corrected, state.inner, world, keep=True)
-        if exchange.chosen:  # () where a graph has branched
+        if exchange.chosen:  # empty after a branch in a graph
             velocity = clear(ops, velocity, exchange.chosen)
         return Exchange(exchange.total, MomentumCorrectionState(velocity, exchange.left, exchange.state))
 
@@ -93,8 +93,8 @@ class MomentumState(NamedTuple):
     """State of momentum.
 
     Attributes:
-        velocity: The momentum of the sum; shape ``(bucket.numel,)``; equal on all ranks.
-        inner: The state of the method inside.
+        velocity: Momentum of the sum; shape ``(bucket.numel,)``; equal on all ranks.
+        inner: State of the wrapped method.
     """
 
     velocity: Vector
@@ -103,14 +103,14 @@ class MomentumState(NamedTuple):
 
 @dataclass(frozen=True)
 class Momentum(Wrapper):
-    """Momentum of the sum, as an optimizer has it: ``u = m u + sum_i g_i`` (Nesterov: ``m u + sum_i g_i`` once more).
+    """Momentum of the sum, as in an optimizer: ``u = m u + sum_i g_i`` (Nesterov: ``m u + sum_i g_i`` once more).
 
-    For what is not compressed where `MomentumCorrection` is at work, and for methods without error feedback.
+    It serves methods without error feedback, and dense gradients beside `MomentumCorrection`.
 
     Args:
-        inner: The method that compresses.
+        inner: The wrapped method.
         momentum: m, in (0, 1).
-        nesterov: Use Nesterov's momentum.
+        nesterov: Use Nesterov momentum.
     """
 
     momentum: float = 0.9

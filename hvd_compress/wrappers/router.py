@@ -1,4 +1,4 @@
-"""Which method carries which gradient. A router chooses and exchanges nothing; a spec string stands for one."""
+"""Routers, which choose the method of each gradient; a spec string describes one."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from hvd_compress.wrappers.schedule import Phases
 
 
 class Router(ABC):
-    """Which method carries which gradient."""
+    """Interface of routers: choose the method of each gradient."""
 
     @property
     @abstractmethod
     def core(self) -> Method:
-        """The method of what is compressed whatever its name and shape, such as a bare array."""
+        """Method of gradients that are compressed regardless of name and shape, such as a bare array."""
 
     @abstractmethod
     def route(self, name: str, shape: Shape) -> Method:
-        """Give the method that carries the gradient of this name and shape."""
+        """Return the method of the gradient with this name and shape."""
 
     @property
     def linear(self) -> bool:
-        """Whether one linear method carries all gradients; see `Method.linear`."""
+        """Whether all gradients have the same linear method; see `Method.linear`."""
         return False
 
     @property
     def needs_plain_sgd(self) -> bool:
-        """Whether the optimizer must have no momentum, as a method has it or could not cope with it."""
+        """Whether the optimizer must be without momentum; see `Method.needs_plain_sgd`."""
         return self.core.needs_plain_sgd
 
 
@@ -43,16 +43,16 @@ Routable: TypeAlias = Method | Router
 
 
 def routed(method: Routable) -> Router:
-    """Give the router of a method, which carries all gradients then; a router is its own."""
+    """Return a router that chooses a method for all gradients; return a router unchanged."""
     return method if isinstance(method, Router) else Everywhere(method)
 
 
 @dataclass(frozen=True)
 class Everywhere(Router):
-    """Where: the same method for all gradients.
+    """Use the same method for all gradients.
 
     Args:
-        method: That one.
+        method: The method.
     """
 
     method: Method
@@ -71,14 +71,14 @@ class Everywhere(Router):
 
 @dataclass(frozen=True)
 class Selective(Router):
-    """Where: leave gradients uncompressed that are not worth it.
+    """Compress large tensors only.
 
-    Biases and the scales of normalisation layers are vectors: little to save, much to lose.
+    Vectors, such as biases and the scales of normalisation layers, save little traffic and are sensitive to errors.
 
     Args:
-        inner: For the tensors that are compressed.
-        dense_method: For the others.
-        min_size: Gradients with fewer elements are not compressed.
+        inner: Method of the compressed gradients.
+        dense_method: Method of the other gradients.
+        min_size: Minimum number of elements of a compressed gradient.
         vectors: Compress vectors too.
     """
 
@@ -101,11 +101,11 @@ class Selective(Router):
 
 @dataclass(frozen=True)
 class ByName(Router):
-    """Where: another method for some parameters.
+    """Choose the router by the parameter's name.
 
     Args:
-        rules: Patterns of parameter names, as in `fnmatch`, each with its router. The first that fits counts; where
-            none does, gradients are not compressed.
+        rules: Patterns of parameter names, as in `fnmatch`, each with a router. The first match wins; gradients without
+            a match are not compressed.
     """
 
     rules: tuple[tuple[str, Router], ...]
@@ -131,10 +131,10 @@ class ByName(Router):
 
 @dataclass(frozen=True)
 class ByStep(Router):
-    """When: another choice during training, carried out by `Phases`.
+    """Change the router during training; see `Phases`.
 
     Args:
-        phases: The step (counted from 0) from which on a router is in force, and the router; the first is 0.
+        phases: First step of each phase, counted from 0, with its router; the first phase starts at step 0.
     """
 
     phases: tuple[tuple[int, Router], ...]
@@ -142,7 +142,7 @@ class ByStep(Router):
     def __post_init__(self) -> None:
         begins = [begin for begin, _ in self.phases]
         if not begins or begins[0] != 0 or sorted(set(begins)) != begins:
-            raise SpecError(f"phases begin at the steps {begins}; they must be whole numbers that grow, the first 0")
+            raise SpecError(f"phases start at steps {begins}; start the first at step 0, and the others in order")
 
     @property
     def needs_plain_sgd(self) -> bool:
@@ -162,10 +162,10 @@ class ByStep(Router):
 
 
 def by_name(rules: Mapping[str, Routable]) -> ByName:
-    """Choose methods by the names of parameters; see `ByName`."""
+    """Choose methods by the parameter's name; see `ByName`."""
     return ByName(tuple((pattern, routed(method)) for pattern, method in rules.items()))
 
 
 def phases(methods: Mapping[int, Routable]) -> ByStep:
-    """Choose methods by the step; see `Phases`."""
+    """Change methods during training; see `Phases`."""
     return ByStep(tuple((begin, routed(method)) for begin, method in methods.items()))

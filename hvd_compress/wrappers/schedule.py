@@ -1,4 +1,4 @@
-"""When to compress: wrappers around any method."""
+"""Schedules: wrappers that change the compression during training."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ WARMUP_STAGES = 4
 
 
 class Stage(NamedTuple):
-    """A part of training.
+    """Stage of a schedule.
 
     Attributes:
-        until: The first step (counted from 0) that no longer belongs to it.
+        until: First step after the stage, counted from 0.
         method: `Dense`, or the method of the `Schedule` with other hyper-parameters.
     """
 
@@ -36,8 +36,8 @@ class ScheduleState(NamedTuple):
     """State of a schedule.
 
     Attributes:
-        step: How many exchanges there were.
-        inner: The state of the method that is in force now or later.
+        step: Number of exchanges so far.
+        inner: State of the wrapped method, which all stages share.
     """
 
     step: int | Array
@@ -46,14 +46,14 @@ class ScheduleState(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule(Wrapper):
-    """When: dense or milder at first, and dense again every so many steps.
+    """Start dense or with milder compression, and insert dense steps at intervals.
 
-    A dense step sends what was kept as well, so that nothing is late after it.
+    A dense step also flushes the residual.
 
     Args:
-        inner: For all steps after the stages.
-        stages: In order of time. All share the state of `inner`.
-        every: Each step with a number that this divides, counted from 1, is dense; 0 for none.
+        inner: Method of all steps after the stages.
+        stages: Stages in order of time; all share the state of ``inner``.
+        every: Make each ``every``-th step dense; 0 for none.
     """
 
     stages: tuple[Stage, ...] = ()
@@ -62,7 +62,7 @@ class Schedule(Wrapper):
     def __post_init__(self) -> None:
         ends = [stage.until for stage in self.stages]
         if sorted(set(ends)) != ends or (ends and ends[0] < 1) or not (ends or self.every):
-            raise SpecError(f"stages end at the steps {ends}; they must be whole numbers that grow, from 1")
+            raise SpecError(f"stages end at steps {ends}: give stages that end at increasing steps from 1, or every")
         check_range("every", self.every, "0, or at least 2", self.every == 0 or self.every >= 2)
 
     def init(self, ops: Ops, bucket: Bucket, size: int) -> ScheduleState:
@@ -94,16 +94,16 @@ class Schedule(Wrapper):
 
 
 def schedule(method: Method, start: int = 0, warmup: int = 0, every: int = 0) -> Method:
-    """Begin dense, then approach the ratio in stages, then stay with the method.
+    """Wrap a method in dense first steps, a warm-up of its ratio, and dense steps at intervals.
 
-    The warm-up is that of Lin et al., Deep Gradient Compression, 2018: four stages of equal length whose ratios fall
-    exponentially, ``ratio^(1/5) .. ratio^(4/5)`` (0.25, 0.063, 0.016, 0.004 for a ratio of 0.001).
+    The warm-up follows Lin et al., Deep Gradient Compression, 2018: four stages of equal length with exponentially
+    decreasing ratios ``ratio^(1/5) .. ratio^(4/5)`` (0.25, 0.063, 0.016, 0.004 for a ratio of 0.001).
 
     Args:
-        method: What to come to.
-        start: Dense steps before anything else.
-        warmup: Steps of warm-up after these; a multiple of 4, for methods with a ratio.
-        every: Be dense again every so many steps; 0 for never.
+        method: The method after the warm-up.
+        start: Number of dense first steps.
+        warmup: Number of warm-up steps after these; a multiple of 4, for methods with a ratio.
+        every: Make each ``every``-th step dense; 0 for none.
 
     Raises:
         SpecError: If a number is out of range or the method has no ratio.
@@ -116,12 +116,12 @@ def schedule(method: Method, start: int = 0, warmup: int = 0, every: int = 0) ->
 
 
 def _ramp(method: Method, warmup: int) -> Iterator[Method]:
-    """The method at each stage of the warm-up."""
+    """Yield the method of each stage of the warm-up."""
     if not warmup:
         return
     inner: Any = method.inner if isinstance(method, Wrapper) else method
     if not getattr(inner, "ratio", 0):
-        raise SpecError(f"warmup={warmup} is not possible: {inner!r} has no ratio to approach; take start={warmup}")
+        raise SpecError(f"warmup={warmup} is not supported with {inner!r}, which has no ratio: take start={warmup}")
     for stage in range(1, WARMUP_STAGES + 1):
         milder = replace(inner, ratio=inner.ratio ** (stage / (WARMUP_STAGES + 1)))
         yield replace(method, inner=milder) if isinstance(method, Wrapper) else milder
@@ -131,9 +131,9 @@ class PhasesState(NamedTuple):
     """State of phases.
 
     Attributes:
-        step: How many exchanges there were.
-        residual: What this rank has not sent yet, handed on from phase to phase.
-        inner: The states of the methods of all phases.
+        step: Number of exchanges so far.
+        residual: Residual of this rank, which phases share.
+        inner: States of the methods of all phases.
     """
 
     step: int | Array
@@ -143,12 +143,12 @@ class PhasesState(NamedTuple):
 
 @dataclass(frozen=True)
 class Phases(Method):
-    """When: change the method during training.
+    """Change the method during training.
 
-    The residual is handed on: a method with error feedback goes on with it, another one sends it in its first step.
+    Phases share the residual: a method with error feedback continues it, another one sends it in its first step.
 
     Args:
-        phases: The step (counted from 0) from which on a method is in force, and the method; the first is 0.
+        phases: First step of each phase, counted from 0, with its method; the first phase starts at step 0.
     """
 
     phases: tuple[tuple[int, Method], ...]
@@ -157,8 +157,8 @@ class Phases(Method):
         for _, method in self.phases:
             if isinstance(method, Wrapper) and not isinstance(method, ErrorFeedback):
                 raise SpecError(
-                    f"phases go with plain methods and feedback=on, not with {method!r}: what it keeps would be lost"
-                    " when its phase ends"
+                    f"phases do not support {method!r}, whose state would be lost at the end of its phase: take"
+                    " feedback=on or off, without momentum, start, warmup, every, delay and measure"
                 )
 
     @property
@@ -167,7 +167,7 @@ class Phases(Method):
 
     @property
     def _bare(self) -> list[Method]:
-        """The methods without error feedback, whose residual is kept here."""
+        """Methods without their error feedback; `Phases` itself keeps the residual."""
         return [method.inner if isinstance(method, ErrorFeedback) else method for _, method in self.phases]
 
     def init(self, ops: Ops, bucket: Bucket, size: int) -> PhasesState:
@@ -198,13 +198,13 @@ class Phases(Method):
 
 
 class DelayedState(NamedTuple):
-    """State of the delayed exchange.
+    """State of `Delayed`.
 
     Attributes:
-        step: How many exchanges there were.
-        arriving: The sum of the step before, which counts now; shape ``(bucket.numel,)``.
-        ahead: This rank's gradient of the step before, which has counted for it alone.
-        inner: The state of the method inside.
+        step: Number of exchanges so far.
+        arriving: Sum of the previous step, to be applied now; shape ``(bucket.numel,)``.
+        ahead: This rank's gradient of the previous step, applied locally so far; shape ``(bucket.numel,)``.
+        inner: State of the wrapped method.
     """
 
     step: int | Array
@@ -215,23 +215,23 @@ class DelayedState(NamedTuple):
 
 @dataclass(frozen=True)
 class Delayed(Wrapper):
-    """When: each rank goes ahead with its own gradient, and the sum counts one step later.
+    """Apply the local gradient at once, and the sum one step later.
 
     Xu et al., CD-SGD: Distributed Stochastic Gradient Descent with Compression and Delay Compensation, 2021. With C the
-    method inside and n ranks, rank i hands its optimizer in step t ::
+    wrapped method and n ranks, the optimizer of rank i gets in step t ::
 
         g_i[t] - g_i[t-1] + mean_j C(g_j)[t-1]           and in every k-th step, for correction,
                 - g_i[t-1] + mean_j C(g_j)[t-1] + mean_j g_j[t]
 
-    so its weights are those of delayed training plus one step of its own, as in the paper, as long as the optimizer is
-    SGD without momentum, at a learning rate that stays the same between corrections. Weights differ between ranks by
-    these steps, and agree after a correction: save checkpoints and evaluate there. They agree up to rounding, whose
-    traces add up, so broadcast the parameters now and then. The exchange itself is still waited for in its step, so
-    this shows what delay does to convergence; it does not hide communication yet.
+    As in the paper, the weights are those of delayed training plus one local step. The optimizer must be SGD without
+    momentum, with a constant learning rate between corrections. The local steps make weights differ between ranks
+    until the next correction, so save checkpoints and evaluate after corrections. Rounding errors accumulate, so
+    broadcast the parameters from time to time. Each step still waits for its exchange: this shows the effect of delay
+    on convergence, but does not hide communication.
 
     Args:
-        inner: The method that compresses.
-        every: k: each k-th step sends full precision.
+        inner: The wrapped method.
+        every: k: each k-th step is a correction in full precision.
     """
 
     every: int = 10
@@ -253,7 +253,7 @@ class Delayed(Wrapper):
         behind = state.arriving - state.ahead * world.size
 
         def go_ahead() -> Exchanging:
-            mine = x * 1  # the method inside may overwrite its input
+            mine = x * 1  # the wrapped method may overwrite its input
             given = compensate(ops, self.inner, x, state.inner)
             exchange = yield from self.inner.exchange(ops, bucket, given, state.inner, world)
             arriving = dense(ops, exchange.total)

@@ -64,9 +64,7 @@ def test_the_files_of_all_ranks_are_read_where_the_number_differs(tmp_path: Path
 
 def test_a_folder_without_a_complete_save_is_refused_with_the_cure(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "not there"):
-        with pytest.raises(
-            StateError, match=r"holds no state that compression\.save has written.*give the folder that"
-        ):
+        with pytest.raises(StateError, match=r"holds no saved state of this version.*pass the folder that"):
             state_files.load(folder, 0, 2)
     state_files.save(tmp_path, saved(1))
     for rank in range(2):
@@ -82,7 +80,7 @@ def test_a_save_that_was_broken_off_is_skipped_by_all_ranks(tmp_path: Path, capl
     state_files.save(tmp_path, saved(0, steps=9))
     assert [loaded(tmp_path, rank) for rank in range(2)] == [[(0, 5, 7)], [(1, 5, 7)]]
     assert "skipped save 2 (hvd_compress-000002-*-of-00002.npz): the files of 1 of 2" in caplog.text
-    assert caplog.text.count("going on from save 1") == 2
+    assert caplog.text.count("resuming from save 1") == 2
 
 
 def test_files_of_different_jobs_never_mix(tmp_path: Path) -> None:
@@ -112,7 +110,7 @@ def test_ranks_that_had_drifted_apart_are_refused(tmp_path: Path) -> None:
         one = saved(rank)
         session = one.sessions["m"]._replace(shared=rank)
         state_files.save(tmp_path, one._replace(sessions={"m": session}))
-    with pytest.raises(StateError, match="the ranks had drifted apart when they saved it"):
+    with pytest.raises(StateError, match="the ranks had diverged when they saved it"):
         state_files.load(tmp_path, 0, 2)
 
 
@@ -226,9 +224,9 @@ class Trap:
 def test_foreign_files(tmp_path: Path, content: bytes) -> None:
     path = state_files.save(tmp_path, saved(0, size=1))
     path.write_bytes(content)
-    with pytest.raises(StateError, match=r"no save in .* is complete: save 1 \(.* is damaged, or is not a state"):
+    with pytest.raises(StateError, match=r"no save in .* is complete: save 1 \(.* is damaged, or was not written by"):
         state_files.load(tmp_path, 0, 1)
-    with pytest.raises(StateError, match=r"is damaged, or is not a state that compression\.save has written"):
+    with pytest.raises(StateError, match=r"is damaged, or was not written by compression\.save"):
         state_files.read(path)
 
 
@@ -236,14 +234,14 @@ def test_archives_of_others(tmp_path: Path) -> None:
     path = tmp_path / "hvd_compress-000001-00000-of-00002.npz"
     with path.open("wb") as file:
         np.savez(file, weights=np.ones(3))
-    with pytest.raises(StateError, match="is damaged, or is not a state"):
+    with pytest.raises(StateError, match="is damaged, or was not written by"):
         state_files.read(path)
     with path.open("wb") as file:
         np.savez(file, header=np.array([Trap()], dtype=object))
-    with pytest.raises(StateError, match="is damaged, or is not a state"):
+    with pytest.raises(StateError, match="is damaged, or was not written by"):
         state_files.read(path)
     path.write_bytes(state_files.dump({}, {"format": "hvd_compress/1"}))
-    with pytest.raises(StateError, match=r"has format='hvd_compress/1', and this version .* start without it"):
+    with pytest.raises(StateError, match=r"has format='hvd_compress/1', but this version .* start without loading"):
         state_files.read(path)
 
 

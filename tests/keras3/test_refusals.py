@@ -78,7 +78,7 @@ def test_a_function_for_xla() -> None:
 def test_momentum_twice(scaled: bool) -> None:
     """Of the optimizer, on top of the method's."""
     optimizer = keras.optimizers.LossScaleOptimizer(sgd()) if scaled else sgd()
-    with pytest.raises(UnsupportedError, match=r"has a momentum of 0.9, which does not go with dgc"):
+    with pytest.raises(UnsupportedError, match=r"has a momentum of 0.9, which is not supported with dgc"):
         fit(Compression.dgc(), 1, optimizer)
 
 

@@ -120,7 +120,7 @@ def test_sums_are_those_of_the_oracle_in_its_order(n: int, code: Code) -> None:
 
 
 def test_payloads_of_a_wrong_length_are_refused() -> None:
-    with pytest.raises(ExchangeError, match=r"not as long as what it holds \(9 bytes, not 8\)"):
+    with pytest.raises(ExchangeError, match=r"has the wrong length \(9 bytes, not 8\)"):
         cpu.dequantise(np.zeros((2, 9), np.uint8), Code("max", 4, 512), 8)
 
 

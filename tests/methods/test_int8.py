@@ -51,7 +51,7 @@ def test_levels_leave_room_for_all_ranks(ranks: int) -> None:
 
 
 def test_too_many_ranks_are_refused_with_the_cure() -> None:
-    with pytest.raises(UnsupportedError, match="cannot sum over 128 ranks; take int8:bits=16"):
+    with pytest.raises(UnsupportedError, match="cannot sum over 128 ranks: take int8:bits=16"):
         Int8().levels(128)
     assert Int8(bits=16).levels(128) == 255
 

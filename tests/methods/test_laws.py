@@ -275,7 +275,7 @@ def test_constant_gradients(spec: str, framework: str, value: float) -> None:
 
 def test_feedback_is_refused_where_nothing_is_kept() -> None:
     for spec in ("none", "randomk:unbiased=on", "qsgd:norm=l2", "signsgd", "loco", "homomorphic"):
-        with pytest.raises(SpecError, match="feedback=on is not possible"):
+        with pytest.raises(SpecError, match="feedback=on is not supported"):
             ErrorFeedback(core(spec))
 
 

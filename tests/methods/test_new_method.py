@@ -93,8 +93,8 @@ def test_nothing_of_it_is_left() -> None:
 
 
 def test_a_name_is_taken_once() -> None:
-    with pytest.raises(SpecError, match=r"the name 'topk' is that of hvd_compress.methods.topk.TopK"):
+    with pytest.raises(SpecError, match=r"the name 'topk' is taken by hvd_compress.methods.topk.TopK"):
         register(type("Other", (REGISTRY["topk"],), {"__dataclass_params__": True}))
-    with pytest.raises(SpecError, match="@register stands above @dataclass"):
+    with pytest.raises(SpecError, match="put @register above @dataclass"):
         register(type("Bare", (REGISTRY["topk"],), {"name": "bare"}))
     assert REGISTRY["topk"].__name__ == "TopK"

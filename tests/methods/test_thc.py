@@ -161,9 +161,9 @@ def test_saturation_clips_the_sum(ranks: int) -> None:
         ({"overflow": "wrap"}, "overflow='wrap' is not allowed"),
         ({"clip": 1.0}, "clip=1.0 is not allowed"),
         ({"headroom": 2.0}, "headroom=2.0 is not allowed"),
-        ({"levels": "table", "bits": 8}, "levels=table goes with"),
-        ({"levels": "table", "overflow": "saturate"}, "levels=table goes with"),
-        ({"overflow": "saturate", "bits": 3}, "overflow=saturate goes with bits=2, 4 or 8"),
+        ({"levels": "table", "bits": 8}, "levels=table requires"),
+        ({"levels": "table", "overflow": "saturate"}, "levels=table requires"),
+        ({"overflow": "saturate", "bits": 3}, "overflow=saturate requires bits=2, 4 or 8"),
     ],
 )
 def test_bad_parameters(params: dict[str, Any], message: str) -> None:

@@ -169,13 +169,13 @@ def a_state_that_does_not_fit_changes_nothing() -> None:
     zeros = {path: np.zeros_like(leaf) for path, leaf in session["buckets"]["b0"].items()}
     changes: list[tuple[dict[str, Any], str]] = [
         ({"format": "hvd_compress/1"}, "this version of hvd_compress reads 'hvd_compress/2' only"),
-        ({"method": "int8"}, "this state is of 'int8'"),
+        ({"method": "int8"}, "this state belongs to 'int8'"),
         ({"sessions": {"other": session}}, "of a model with other gradients than ['w', 'h'"),
         ({"sessions": {name: {**session, "rank": SIZE, "size": SIZE + 1}}}, f"saved on rank {SIZE} of {SIZE + 1}"),
-        ({"sessions": {name: {**session, "buckets": {}}}}, "the saved buckets [] do not fit"),
+        ({"sessions": {name: {**session, "buckets": {}}}}, "the saved buckets are [], but the model has"),
         (
             {"sessions": {name: {**session, "buckets": {**session["buckets"], "b0": zeros, key: broken}}}},
-            f"of bucket {key!r} does not fit",
+            f"of bucket {key!r} does not match",
         ),
     ]
     for change, words in changes:

@@ -127,7 +127,7 @@ def other_lengths() -> None:
             TRANSPORT.start(message)
         except ExchangeError as error:
             said = str(error)
-        assert "a payload is not as long as what it holds" in said
+        assert "a payload has the wrong length" in said
         assert TRANSPORT.gather_bytes(said.encode()) == SIZE * said.encode()
 
 

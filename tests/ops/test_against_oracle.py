@@ -99,9 +99,9 @@ def test_saturating_sums(ops: Ops, bits: int) -> None:
 
 def test_what_is_not_as_long_as_it_should_be(ops: Ops) -> None:
     data = ops.zeros((9,), "uint8")
-    with pytest.raises(ExchangeError, match=r"a payload is not as long as what it holds \(9 bytes, not 8\)"):
+    with pytest.raises(ExchangeError, match=r"a payload has the wrong length \(9 bytes, not 8\)"):
         ops.unpack(data, 1, 64)
-    with pytest.raises(ExchangeError, match=r"a payload is not as long as what it holds \(9 bytes, not 8\)"):
+    with pytest.raises(ExchangeError, match=r"a payload has the wrong length \(9 bytes, not 8\)"):
         ops.saturating_sum(ops.reshape(data, (1, 9)), 1, 0, 8)
 
 

@@ -1,1 +1,1 @@
-"""What is Horovod's own: who calls, what it reduces in the place of gradients, and its collectives."""
+"""Connection to Horovod: its calling frames, the carriers that it reduces instead of gradients, and its collectives."""

@@ -1,7 +1,7 @@
-"""Who calls ``compress``? Horovod does not say, so it is read off the calling frames.
+"""Identify the caller of ``compress`` from Horovod's stack frames.
 
-`horovod.torch` hands over a bare tensor. Its calling functions know the parameter and the optimizer, or the name of a
-direct call; no public interface does. All knowledge of Horovod's inside is in this file.
+`horovod.torch` passes a bare tensor. Only its calling functions know the parameter and the optimizer, or the name of a
+direct call; there is no public interface. All knowledge of Horovod's internals is in this file.
 """
 
 from __future__ import annotations
@@ -24,51 +24,52 @@ from torch.amp import grad_scaler
 from hvd_compress.errors import UnknownParameterError, UnsupportedError
 
 _DEPTH = 4
-"""Frames to look at: compress, a comprehension, and Horovod's function."""
+"""Number of frames to search: compress, a comprehension, and Horovod's function."""
 
 _LOOK = 1e-3
-"""Seconds between two looks at a tensor on its way."""
+"""Polling interval of a tensor in flight, in seconds."""
 
 _STEP_DEPTH = 20
-"""Frames from ``decompress`` up to the step of a loss scaler, with room for wrappers of ``optimizer.step``."""
+"""Maximum number of frames from ``decompress`` up to the step of a loss scaler, including wrappers of
+``optimizer.step``."""
 
 CURE = (
     "delete the optimizer, call gc.collect(), as its hooks stay on the parameters until then, and make a new"
     " hvd.DistributedOptimizer with the same compression object, which takes over what has been kept"
 )
-"""How to change the parameters of a distributed optimizer."""
+"""Advice on how to change the parameters of a distributed optimizer."""
 
 _NOT_SUMS = {getattr(hvd, name): name for name in ("Adasum", "Min", "Max", "Product")}
 
 
 class Call(NamedTuple):
-    """A call of ``compress`` by Horovod's optimizer.
+    """Call of ``compress`` by Horovod's optimizer.
 
     Attributes:
         optimizer: The distributed optimizer.
-        members: The parameters whose gradients it reduces in one go.
+        members: The parameters whose gradients it reduces together.
     """
 
     optimizer: Any
     members: Sequence[Tensor]
 
     def parameter(self, grad: Tensor) -> Tensor:
-        """Whose gradient it is."""
+        """Return the parameter of a gradient."""
         return self.members[0] if len(self.members) == 1 else next(p for p in self.members if p.grad is grad)
 
     def begins_step(self, parameter: Tensor) -> bool:
-        """Whether Horovod remembers no gradient of this optimizer; it remembers a group after its last member."""
+        """Return whether Horovod has no gradient of this optimizer; it records a group after its last member."""
         return parameter is self.members[0] and not has_begun(self.optimizer)
 
 
 class Direct(NamedTuple):
-    """A call of ``compress`` by ``hvd.allreduce`` or ``hvd.grouped_allreduce``.
+    """Call of ``compress`` by ``hvd.allreduce`` or ``hvd.grouped_allreduce``.
 
     Attributes:
-        name: The argument.
-        tensors: All that the call reduces.
-        op: How they are reduced.
-        factor: By which Horovod multiplies them besides.
+        name: The ``name`` argument.
+        tensors: All tensors of the call.
+        op: Reduction op.
+        factor: Product of prescale and postscale factor.
         process_set: The ranks that take part.
     """
 
@@ -80,7 +81,7 @@ class Direct(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What calls have in common that go on with each other's state."""
+        """Key of the state that calls share."""
         return (
             self.name,
             tuple((tuple(t.shape), str(t.dtype), str(t.device)) for t in self.tensors),
@@ -89,17 +90,17 @@ class Direct(NamedTuple):
 
     @property
     def label(self) -> str:
-        """A short name for the key, the same on all ranks."""
+        """Short name of the key, the same on all ranks."""
         return f"call.{zlib.crc32(repr(self.key).encode()):08x}"
 
     @property
     def full_carrier(self) -> Callable[[int], float]:
-        """Tells what the call makes of a 1 on each of so many ranks."""
+        """Function that returns the call's result for a 1 on each rank, given the world size."""
         return _full_carrier(self.op, self.factor)
 
 
 def find(grad: Tensor) -> Call | Direct | None:
-    """Find out who wants a tensor compressed; None if it is neither an optimizer nor a direct call."""
+    """Find the caller of ``compress``; return None if it is neither an optimizer nor a direct call."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_DEPTH + 1):
         if frame is None:
@@ -123,7 +124,7 @@ def _direct(variables: Mapping[str, Any], tensors: Sequence[Tensor]) -> Direct:
 
 
 def _frames(depth: int) -> Iterator[FrameType]:
-    """The calling frames, from the nearest on."""
+    """Yield the calling frames, the nearest first."""
     frame = sys._getframe(2).f_back
     for _ in range(depth):
         if frame is None:
@@ -133,11 +134,11 @@ def _frames(depth: int) -> Iterator[FrameType]:
 
 
 def check(call: Call | Direct | None, grad: Tensor) -> None:
-    """Refuse calls in which a compressed sum cannot take the place of the tensor's own reduction.
+    """Reject calls in which a compressed sum cannot replace the tensor's own reduction.
 
     Raises:
-        UnknownParameterError: If there is nothing to keep state for: no optimizer, or a direct call without a name.
-        UnsupportedError: If the call wants something else than a sum, or would be differentiated.
+        UnknownParameterError: If the state has no owner: no optimizer, or a direct call without a name.
+        UnsupportedError: If the call needs another op than a sum, or a gradient.
     """
     if call is None:
         raise UnknownParameterError(
@@ -186,7 +187,7 @@ def _check_direct(call: Direct, grad: Tensor) -> None:
 
 
 def has_begun(optimizer: Any) -> bool:
-    """Whether Horovod is reducing gradients of the optimizer."""
+    """Return whether Horovod is reducing gradients of the optimizer."""
     try:
         return any(entry[0] is not None for entry in optimizer._handles.values())
     except RuntimeError:  # another thread adds one now
@@ -194,14 +195,14 @@ def has_begun(optimizer: Any) -> bool:
 
 
 def parameters(optimizer: Any) -> list[tuple[str, Tensor]]:
-    """The parameters whose gradients the optimizer will compress in each step, in the order of the optimizer."""
+    """Return the names and parameters that the optimizer compresses in each step, in its order."""
     names = optimizer._parameter_names
     members = (p for group in optimizer.param_groups for p in group["params"])
     return [(names[p], p) for p in members if p in optimizer._requires_update]
 
 
 def check_all_reduced(optimizer: Any) -> None:
-    """Refuse parameters that are trained but that Horovod does not know of.
+    """Reject trained parameters that Horovod does not know.
 
     Raises:
         UnsupportedError: If there are any; the message names them.
@@ -221,10 +222,10 @@ def check_all_reduced(optimizer: Any) -> None:
 
 
 def check_not_in_scaler() -> None:
-    """Refuse a step of a loss scaler that leaves the reduction to the optimizer: it has unscaled the gradients before.
+    """Reject a step of a loss scaler that leaves the reduction to the optimizer, as it has unscaled gradients before.
 
     Raises:
-        UnsupportedError: If a ``torch.amp.GradScaler`` is calling.
+        UnsupportedError: If a ``torch.amp.GradScaler`` is the caller.
     """
     for frame in _frames(_STEP_DEPTH):
         if frame.f_code.co_name == "_maybe_opt_step" and frame.f_globals is vars(grad_scaler):
@@ -236,7 +237,7 @@ def check_not_in_scaler() -> None:
 
 
 def momentum(optimizer: Any) -> float:
-    """The largest momentum of the optimizer's parameter groups (of Adam and its kin, the first beta)."""
+    """Return the largest momentum of the optimizer's parameter groups (for Adam and its variants, the first beta)."""
     groups = optimizer.param_groups
     return max((float(group.get("momentum") or group.get("betas", (0,))[0]) for group in groups), default=0.0)
 
@@ -245,12 +246,12 @@ EVERYONE = hvd.global_process_set
 
 
 def process_set(optimizer: Any) -> Any:
-    """The ranks that the optimizer reduces over."""
+    """Return the process set of the optimizer."""
     return getattr(optimizer, "process_set", hvd.global_process_set)
 
 
 def full_carrier(optimizer: Any) -> Callable[[int], float]:
-    """Tells what the optimizer makes of a 1 on each of so many ranks; does not keep the optimizer alive."""
+    """Return a function from world size to the optimizer's result for a 1 on each rank; it holds no reference to it."""
     return _full_carrier(optimizer.op, 1.0)
 
 
@@ -259,14 +260,14 @@ def _full_carrier(op: Any, factor: float) -> Callable[[int], float]:
 
 
 class _Started:
-    """How often Horovod was started: each time it makes another table of handles."""
+    """Counter of Horovod's starts, each of which creates another table of handles."""
 
     table: object = None
     times = 0
 
 
 def incarnation() -> int:
-    """Return another number each time that Horovod is started: what was under way before is gone then."""
+    """Return a number that changes whenever Horovod is started, which loses all collectives in flight."""
     if _Started.table is not mpi_ops._handle_map:
         _Started.table = mpi_ops._handle_map
         _Started.times += 1
@@ -274,16 +275,16 @@ def incarnation() -> int:
 
 
 def is_done(handle: int | None) -> bool:
-    """Whether Horovod has done what a handle stands for."""
+    """Return whether the collective of a handle is done."""
     return handle is not None and bool(hvd.poll(handle))
 
 
 def settle(carriers: Sequence[Tensor], patience: float | None = None) -> None:
-    """Wait until Horovod has reduced tensors that nobody asks for any more: their names are in use until then.
+    """Wait until Horovod has reduced abandoned tensors, as their names are in use until then.
 
     Args:
         carriers: The tensors.
-        patience: Seconds to wait at most, where other ranks may have given up; None to wait for all.
+        patience: Maximum seconds to wait, if other ranks may have aborted; None to wait for all.
     """
     begin = time.monotonic()
     for handle in set(handles_of(carriers).values()):
@@ -297,7 +298,7 @@ def settle(carriers: Sequence[Tensor], patience: float | None = None) -> None:
 
 
 def handles_of(carriers: Sequence[Tensor]) -> dict[int, int]:
-    """Return Horovod's handles, by the ids of those of the tensors that it is to reduce in place."""
+    """Return Horovod's handles of the tensors that it reduces in place, by the tensors' ids."""
     wanted, handles = {id(carrier) for carrier in carriers}, {}
     for handle, (given, *_) in list(mpi_ops._handle_map.items()):  # a copy: other threads may call Horovod
         for member in given if isinstance(given, list | tuple) else [given]:

@@ -1,8 +1,8 @@
-"""The tensors of one element that Horovod reduces in the place of the gradients.
+"""Carriers: one-element tensors that Horovod reduces instead of the gradients.
 
-What comes back tells by what Horovod scales sums, whether all ranks had a finite gradient, whether they all take part
-(for a rank that has called ``hvd.join()`` Horovod sends zeros, and other collectives than sums end in an exception of
-its own there, and with MPI then hang), and whether one of them wants to verify that the ranks agree.
+A reduced carrier shows the factor by which Horovod scales sums, whether all ranks had a finite gradient, whether all
+ranks take part, and whether a rank wants to verify that the ranks agree. For a rank that has called ``hvd.join()``,
+Horovod sends zeros; there, other collectives than sums raise an exception, and then hang with MPI.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from hvd_compress.errors import ExchangeError, UnsupportedError
 from hvd_compress.torch.horovod import caller
 
 _PRESENT, _ASKS, _BAD = 1.0, 2.0**16, 2.0**32
-"""What a carrier holds is a sum of these; sums over up to 65,535 ranks stay apart, and exact in float64."""
+"""Terms of a carrier; their sums over up to 65,535 ranks are distinguishable, and exact in float64."""
 
 
 class Heard(NamedTuple):
-    """What a reduced carrier tells.
+    """Contents of a reduced carrier.
 
     Attributes:
-        present: How many ranks take part.
-        asks: How many ranks want to verify that all agree.
-        bad: How many ranks had a gradient that is not finite.
+        present: Number of ranks that take part.
+        asks: Number of ranks that want to verify that all agree.
+        bad: Number of ranks whose gradient is not finite.
     """
 
     present: int
@@ -37,10 +37,10 @@ class Heard(NamedTuple):
 
 
 class CarrierPool:
-    """Memory for the carriers of one step after another.
+    """Memory of carriers, reused in each step.
 
     Args:
-        most: How many gradients a step has at most.
+        most: Maximum number of gradients per step.
     """
 
     def __init__(self, most: int) -> None:
@@ -48,23 +48,23 @@ class CarrierPool:
         self.renew()
 
     def renew(self) -> None:
-        """Take new memory, after a step that has left carriers with Horovod."""
+        """Allocate new memory, after a step that left carriers with Horovod."""
         self.values = torch.ones(self._most, dtype=torch.float64, device="cpu")
         self.tensors = list(self.values.view(-1, 1).unbind())
 
 
 class Carriers:
-    """The carriers of one step.
+    """Carriers of one step.
 
     Args:
         pool: Their memory.
-        full: What Horovod makes of a 1 on each rank.
-        size: Number of ranks.
-        asking: This rank wants to verify in this step that all agree.
+        full: Horovod's result for a 1 on each rank.
+        size: World size.
+        asking: Whether this rank wants to verify in this step that all agree.
 
     Attributes:
-        nbytes: Of a carrier.
-        lacking: A rank was found missing.
+        nbytes: Bytes of a carrier.
+        lacking: Whether a rank is missing.
     """
 
     nbytes = 8
@@ -83,15 +83,15 @@ class Carriers:
         self._handles: list[int] | None = None
 
     def admits(self, message: Collective) -> bool:
-        """Whether a collective may be started: one that is no sum only if all ranks are known to take part."""
+        """Return whether a collective may be started: a sum always, others only if all ranks are known to take part."""
         return isinstance(message, AllReduce) or self.are_complete()
 
     def give(self, peak: float | Tensor, call: Hashable = None) -> Tensor:
         """Return the carrier for a gradient.
 
         Args:
-            peak: The gradient's largest magnitude, or any other number that is finite if the gradient is.
-            call: Equal for those that Horovod gives back together.
+            peak: Largest magnitude of the gradient, or another number that is finite if the gradient is.
+            call: Equal for carriers that Horovod returns together.
         """
         if isinstance(peak, Tensor):
             carrier = (~peak.isfinite()).to(torch.float64).mul(_BAD).add(self._good).reshape(1)
@@ -106,7 +106,7 @@ class Carriers:
         return carrier
 
     def are_back(self) -> bool:
-        """Whether all carriers are back, once all have been handed to Horovod."""
+        """Return whether all carriers have been reduced, once all have been passed to Horovod."""
         if self._handles is None:
             out = [c for c, call in zip(self._given, self._calls, strict=True) if call != self._returned]
             handles = caller.handles_of(out)
@@ -122,22 +122,22 @@ class Carriers:
 
     @property
     def under_way(self) -> int:
-        """How many handles of carriers are not back, as far as `are_back` has looked."""
+        """Number of carrier handles in flight, as of the last call of `are_back`."""
         return len(self._handles or ())
 
     def first_factor(self) -> float:
-        """By what to multiply sums over the ranks, as far as the first carrier tells; nan if it does not."""
+        """Return the factor of sums over the ranks, if the first carrier has returned; else nan."""
         first = self._given[0] if self._given else None
         if first is None or first.is_cuda or not self.are_complete():
             return math.nan
         return self.factor(first)
 
     def factor(self, carrier: Tensor) -> float:
-        """By what to multiply a sum over the ranks, given its carrier as Horovod has reduced it; nan if one was bad."""
+        """Return the factor of a gradient's sum, given its reduced carrier; nan if a rank's gradient is not finite."""
         return self._factor(float(carrier))
 
     def factors(self) -> list[float]:
-        """By what to multiply the sums of all gradients, once all carriers are back."""
+        """Return the factors of the sums of all gradients, once all carriers have been reduced."""
         carriers = self._pool.values[: len(self._given)]
         if any(carrier.is_cuda for carrier in self._given):
             carriers = torch.cat([carrier.to("cpu", torch.float64) for carrier in self._given])
@@ -150,14 +150,14 @@ class Carriers:
         return math.nan if heard.bad else value / (heard.present * _PRESENT + heard.asks * _ASKS)
 
     def _heard(self, value: float) -> Heard:
-        """Read a reduced carrier."""
+        """Decode a reduced carrier."""
         summed = round(value * self._size / self._full) if self._full else self._size
         rest, present = divmod(summed, int(_ASKS))
         bad, asks = divmod(rest, int(_BAD / _ASKS))
         return Heard(present, asks, bad)
 
     def are_complete(self) -> bool:
-        """Whether the first carrier is back, and had been sent by all ranks."""
+        """Return whether the first carrier has returned, and all ranks sent it."""
         if not self._complete and self._given:
             first = self._given[0]
             if first.is_cuda:  # to look at it would make the GPU wait for the backward pass
@@ -168,18 +168,18 @@ class Carriers:
         return self._complete
 
     def check(self, carrier: Tensor, number: int) -> bool:
-        """Look at the first carrier that Horovod gives back.
+        """Check the first carrier that Horovod returns.
 
         Args:
-            carrier: As Horovod has reduced it.
-            number: Which one it is.
+            carrier: The reduced carrier.
+            number: Its index.
 
         Returns:
             Whether a rank wants to verify that all agree.
 
         Raises:
             UnsupportedError: If a rank is missing.
-            ExchangeError: If Horovod does not know of the others any more.
+            ExchangeError: If Horovod has lost the other carriers.
         """
         heard = self._heard(float(carrier))
         self.lacking = heard.present < self._size
@@ -193,11 +193,11 @@ class Carriers:
         return heard.asks > 0
 
     def assume(self) -> None:
-        """Take it that all ranks are there."""
+        """Assume that no rank is missing."""
         self._complete = True
 
     def settle(self, patience: float | None = None) -> None:
-        """Wait for the carriers that nobody asks for any more; see `caller.settle`."""
+        """Wait for abandoned carriers; see `caller.settle`."""
         caller.settle(self._given, patience)
 
     def abandon(self) -> None:

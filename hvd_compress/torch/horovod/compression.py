@@ -1,7 +1,8 @@
-"""The compressor that Horovod's PyTorch side calls."""
+"""Compressor for `horovod.torch`."""
 
 from __future__ import annotations
 
+import logging
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -27,16 +28,18 @@ from hvd_compress.torch.passthrough import Passthrough
 from hvd_compress.torch.reducer import Reducer, Ticket
 from hvd_compress.wrappers.router import Router
 
+_LOG = logging.getLogger("hvd_compress")
+
 
 class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # Horovod is not typed
-    """Compresses the gradients of `hvd.DistributedOptimizer`; made by `Compression`.
+    """Gradient compressor for `hvd.DistributedOptimizer`; `Compression` creates it.
 
-    Direct calls, ``hvd.allreduce(tensor, name="x", compression=...)`` and ``hvd.grouped_allreduce``, keep a state of
-    their own for each name.
+    Direct calls, ``hvd.allreduce(tensor, name="x", compression=...)`` and ``hvd.grouped_allreduce``, have a separate
+    state for each name.
 
     Args:
-        method: What compresses.
-        merge: How gradients are put into buckets; see `hvd_compress.bucketing.plan`.
+        method: The method, as a router.
+        merge: Assignment of gradients to buckets; see `hvd_compress.bucketing.plan`.
     """
 
     def __init__(self, method: Router, merge: Merge) -> None:
@@ -44,16 +47,16 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         super().__init__(method, merge, self._reducers, caller.CURE)
         self._passthrough = Passthrough(method.core, self._meter)
         self._agreed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._warned = False
+        self._warned = self._met_sparse = False
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Take in a gradient; called by Horovod.
+        """Compress a gradient; called by Horovod.
 
         Args:
             tensor: The gradient.
 
         Returns:
-            What Horovod is to allreduce, and what it has to give back to `decompress`.
+            The tensor that Horovod is to allreduce, and the context for `decompress`.
         """
         call = caller.find(tensor)
         with self._lock:
@@ -68,7 +71,7 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
             return self._compress_of(call, reducer or self._begin(call.optimizer), tensor)
 
     def _compress_alone(self, call: caller.Call | caller.Direct | None, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Compress with a linear method, which waits for no other rank."""
+        """Compress with a linear method, without waiting for other ranks."""
         if isinstance(call, caller.Call) and self._agreed.get(call.optimizer) != caller.incarnation():
             members = caller.parameters(call.optimizer)
             facts = agreement.describe(self.method, self.merge, facts_of(members))
@@ -96,7 +99,7 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         reducer = self._reducers.of_call(call.key)
         if reducer is None:
             reducer = self._begin_direct(call)
-        position = reducer.waiting  # Horovod adds them in order, then takes them all
+        position = reducer.waiting  # Horovod compresses all tensors in order before it decompresses any
         if position and (position == len(call.tensors) or call.tensors[position] is not tensor):
             reducer.abort()
             position = 0
@@ -106,11 +109,11 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         return taken
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
-        """Give out a result; called by Horovod.
+        """Return a reduced gradient; called by Horovod.
 
         Args:
-            tensor: What Horovod made of the tensor that `compress` returned.
-            ctx: What `compress` returned with it; None for a sparse gradient, which is none of ours.
+            tensor: The tensor from `compress`, reduced by Horovod.
+            ctx: The context from `compress`; None for a sparse gradient, which Horovod reduces itself.
 
         Returns:
             The reduced gradient.
@@ -118,10 +121,27 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         with self._lock:
             if isinstance(ctx, Ticket):
                 return self._take(tensor, ctx)
-            return tensor if ctx is None else self._passthrough.decompress(tensor, ctx)
+            return self._count_sparse(tensor) if ctx is None else self._passthrough.decompress(tensor, ctx)
+
+    def _count_sparse(self, gathered: Tensor) -> Tensor:
+        """Count a sparse gradient, by its mean over the ranks, and log once that Horovod sends it uncompressed."""
+        reducers = (reducer.world.size for reducer in self._reducers)
+        nbytes = (gathered._indices().nbytes + gathered._values().nbytes) // next(reducers, self._world().size)
+        self._meter.gradient_bytes += nbytes
+        self._meter.bytes_sent += nbytes
+        if not (self._met_sparse or self.method.linear) and self._world().rank == 0:
+            _LOG.warning(
+                "a sparse gradient of shape %s is not compressed, as Horovod gathers sparse gradients itself (%d bytes"
+                " per rank in this step): to compress it, pass sparse_as_dense=True to hvd.DistributedOptimizer, or"
+                " make the Embedding with sparse=False",
+                tuple(gathered.shape),
+                nbytes,
+            )
+        self._met_sparse = True
+        return gathered
 
     def _take(self, carrier: Tensor, ticket: Ticket) -> Tensor:
-        """Give out the result of a gradient."""
+        """Return the result of a gradient."""
         reducer = ticket.reducer
         if not ticket.step.completed:
             try:
@@ -134,11 +154,11 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         return result
 
     def _warn_of_changes(self, reducer: Reducer) -> None:
-        """Say once that gradients were changed at a time at which that has no effect, or only by chance."""
+        """Warn once if gradients were changed between backward and their reduction."""
         if reducer.changed and not self._warned:
             self._warned = True
             warnings.warn(
-                "gradients were changed between backward() and synchronize(), before they were reduced, and the change"
+                "gradients were changed between backward() and synchronize(), before they were reduced, so the change"
                 " is lost: call optimizer.synchronize() first, then change them (clip, unscale), then"
                 " 'with optimizer.skip_synchronize(): optimizer.step()'",
                 stacklevel=2,
@@ -186,4 +206,4 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
 
 
 Compression: Catalogue[TorchCompressor] = Catalogue(TorchCompressor)
-"""The methods: ``Compression.none``, ``.fp16``, ``.topk(ratio=0.01)``, ``.parse("topk:ratio=0.01")`` and so on."""
+"""All methods: ``Compression.none``, ``.fp16``, ``.topk(ratio=0.01)``, ``.parse("topk:ratio=0.01")`` and so on."""

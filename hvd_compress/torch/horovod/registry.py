@@ -1,4 +1,4 @@
-"""The reducers of direct calls of ``hvd.allreduce``, beside those of optimizers."""
+"""Registry of reducers with those of direct calls of ``hvd.allreduce``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hvd_compress.torch.registry import Registry
 _LOG = logging.getLogger("hvd_compress")
 
 MANY = 1000
-"""Reducers of direct calls at which a program is asked whether it means them."""
+"""Number of reducers of direct calls at which a warning is logged."""
 
 
 class CallRegistry(Registry):
-    """The reducers of a compressor that Horovod calls."""
+    """Reducers of optimizers and of direct calls."""
 
     def __init__(self) -> None:
         super().__init__(caller.has_begun, caller.CURE)
@@ -27,18 +27,18 @@ class CallRegistry(Registry):
         return chain(super().__iter__(), self._of_calls.values())
 
     def of_call(self, key: Hashable) -> Reducer | None:
-        """The reducer of a direct call, if it has begun."""
+        """Return the reducer of a direct call, if it has begun."""
         return self._of_calls.get(key)
 
     def begin_call(self, key: Hashable, reducer: Reducer) -> None:
-        """Add the reducer of a direct call; it stays, as its name may come again.
+        """Add the reducer of a direct call, which is kept for the next call with its name.
 
-        Where names hold the number of the step they never do, so that memory would fill up without a word.
+        Names that contain the number of the step never repeat and fill the memory, so many names cause a warning.
         """
         self._of_calls[key] = reducer
         if len(self._of_calls) == MANY and reducer.world.rank == 0:
             _LOG.warning(
-                "direct calls of hvd.allreduce have had %d names or shapes so far: for each, what was not sent is kept"
-                " until the name comes again; take one name per tensor, without the number of the step in it",
+                "direct calls of hvd.allreduce have used %d names or shapes so far, and a residual is kept for each:"
+                " use one name per tensor, without the number of the step in it",
                 MANY,
             )

@@ -1,4 +1,4 @@
-"""Performs the collectives of a method with `horovod.torch`, without waiting for them."""
+"""Transport over `horovod.torch`, with asynchronous collectives."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from hvd_compress.torch.waiting import nap
 
 
 class Pending(NamedTuple):
-    """A collective on its way.
+    """Collective in flight.
 
     Attributes:
-        handle: Horovod's.
-        read: Turns Horovod's result into the reply that the method expects.
+        handle: Horovod's handle.
+        read: Converts Horovod's result to the reply that the method expects.
     """
 
     handle: int
@@ -43,7 +43,7 @@ class Pending(NamedTuple):
         return bool(hvd.poll(self.handle))
 
     def result(self) -> Tensor:
-        """Wait for the result; asleep, as Horovod's own waiting keeps its communication thread off the core."""
+        """Wait for the result asleep; Horovod's own wait would compete with its communication thread for the core."""
         begin = time.monotonic()
         while not self.done():
             nap(begin)
@@ -52,11 +52,11 @@ class Pending(NamedTuple):
 
 @dataclass(frozen=True)
 class HorovodTransport(Group):
-    """The ranks of a process set of Horovod."""
+    """Transport over the ranks of a Horovod process set."""
 
     @property
     def epoch(self) -> tuple[int, int]:
-        """Another one for each process set, and each time that Horovod is started."""
+        """Identifier of the process set and of the start of Horovod."""
         return self.process_set.process_set_id, caller.incarnation()
 
     def start(self, message: Collective, name: str) -> Pending:
@@ -87,7 +87,7 @@ def _whole(reply: Tensor) -> Tensor:
 
 
 def _rows(size: int, row: int, reply: Tensor) -> Tensor:
-    """One row for each rank: Horovod lets ranks send as much as they like."""
+    """Reshape a reply to one row per rank, after checking its length: Horovod lets ranks send different lengths."""
     if reply.numel() != size * row:
-        raise ExchangeError(wrong_length())  # without numbers, which would differ between ranks
+        raise ExchangeError(wrong_length())  # without lengths, which may differ between ranks
     return reply.view(size, row)

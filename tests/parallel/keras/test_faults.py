@@ -12,7 +12,7 @@ import tensorflow as tf
 from parallel.keras.test_catalogue import Reduction, gradients
 from parallel.keras.training import assert_ranks_equal, everyone
 
-LENGTH, INDEX = "a payload is not as long as what it holds", "rank 1 sent indices that do not ascend within 0 .. 1199"
+LENGTH, INDEX = "a payload has the wrong length", "rank 1 sent indices that do not ascend within 0 .. 1199"
 NUMBER = "a payload says that it has a negative number of indices"
 
 

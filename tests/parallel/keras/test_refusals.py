@@ -85,7 +85,7 @@ def test_momentum_twice(kind: Any) -> None:
     model = make_model()
     optimizer = hvd_keras.DistributedOptimizer(kind(0.1, momentum=0.9), compression=Compression.dgc())
     model.compile(optimizer=optimizer, loss=LOSS)
-    with pytest.raises(UnsupportedError, match=r"has a momentum of 0.9, which does not go with dgc"):
+    with pytest.raises(UnsupportedError, match=r"has a momentum of 0.9, which is not supported with dgc"):
         model.fit(*batches(1), batch_size=16, verbose=0)
 
 
@@ -143,7 +143,7 @@ def test_elastic_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
         hvd.allreduce(tf.ones(3), name="elastic.x", compression=Compression.topk())
     assert everyone(str(error.value)) == [str(error.value)] * hvd.size()
     job = Tape("topk", process_set=EVEN if hvd.rank() % 2 == 0 else ODD)
-    assert "process sets do not go with this compression in an elastic job" in refused(job, UnsupportedError)
+    assert "process sets are not supported with this compression in an elastic job" in refused(job, UnsupportedError)
 
 
 def test_complex_gradients() -> None:

@@ -66,7 +66,7 @@ def test_a_damaged_file_changes_nothing(tmp_path_factory: pytest.TempPathFactory
     everyone("all have tried")
     path.write_bytes(whole)
     everyone("all are whole")
-    with pytest.raises(StateError, match=r"this state is of 'topk:ratio=0\.02', but the compressor is 'int8'"):
+    with pytest.raises(StateError, match=r"this state belongs to 'topk:ratio=0\.02', but the compressor is 'int8'"):
         Compression.int8().load(folder)
     tf.nest.map_structure(np.testing.assert_array_equal, before, session.read())
     job.run(range(2, 3))

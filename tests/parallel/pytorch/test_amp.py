@@ -133,7 +133,7 @@ def test_a_disabled_scaler_does_no_harm() -> None:
 
 @pytest.mark.parametrize("scaler", [torch.amp.GradScaler, "scaler", 1024.0, None])
 def test_not_a_loss_scaler(scaler: Any) -> None:
-    with pytest.raises(SpecError, match="give a loss scaler with get_scale"):
+    with pytest.raises(SpecError, match="pass a loss scaler with get_scale"):
         Compression.topk().follow(scaler)
 
 
@@ -141,5 +141,5 @@ def test_not_a_loss_scaler(scaler: Any) -> None:
 def test_not_a_loss_scale(scale: float) -> None:
     job = Job("topk")
     job.compression.follow(lambda: scale)
-    with pytest.raises(SpecError, match="it must be a positive number"):
+    with pytest.raises(SpecError, match="must be a positive number"):
         job.run(1)

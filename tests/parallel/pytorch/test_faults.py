@@ -24,7 +24,7 @@ def ends_in(value: int) -> Damage:
 
 
 LAST = SIZE - 1  # behind its payload nothing follows that could be taken for a part of it
-LENGTH = "a payload is not as long as what it holds"
+LENGTH = "a payload has the wrong length"
 INDEX = f"rank {LAST} sent indices that do not ascend within 0 .. 2047"
 
 FAULTS: dict[str, list[tuple[Damage, str]]] = {
@@ -35,7 +35,7 @@ FAULTS: dict[str, list[tuple[Damage, str]]] = {
         (ends_in(0), INDEX),
     ],
     "threshold:threshold=0.01": [
-        (lambda payload: payload[:-6], "is not as long as"),
+        (lambda payload: payload[:-6], "has the wrong length"),
         (lambda payload: torch.cat([torch.full((4,), 255, dtype=torch.uint8), payload[4:]]), "a negative number"),
     ],
     "efsignsgd": [(lambda payload: payload[1:], LENGTH)],

@@ -100,13 +100,13 @@ def broken(state: dict[str, Any], how: str) -> Any:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("foreign", "not a state of a compressor"),
-        ("not a dict", "not a state of a compressor"),
-        ("other method", "this state is of 'topk:ratio=0.5', but the compressor is 'topk:ratio=0.02'"),
-        ("other rank", "residuals belong to their rank"),
+        ("foreign", "this is not a compressor's state"),
+        ("not a dict", "this is not a compressor's state"),
+        ("other method", "this state belongs to 'topk:ratio=0.5', but the compressor is 'topk:ratio=0.02'"),
+        ("other rank", "each rank has its own residual"),
         ("other size", r"the folder with the files of all ranks to compression\.load"),
-        ("bucket gone", "the model or merge= has changed"),
-        ("leaf gone", r"'residual' of bucket 'b1' does not fit: expected shape \(\d+,\) and float32, got shape \(\)"),
+        ("bucket gone", "resume with the model and merge= that were saved"),
+        ("leaf gone", r"'residual' of bucket 'b1' does not match: expected shape \(\d+,\) and float32, got shape \(\)"),
         ("other shape", r"got shape \(3,\) and float32"),
         ("other kind", r"got shape \(\) and <U5"),
     ],
@@ -128,7 +128,7 @@ def test_a_misfit_that_only_the_model_can_tell_is_found_in_the_first_step() -> N
     state = broken(reloaded(Job("topk:ratio=0.02").run(2).compression.state_dict()), "other shape")
     job = Job("topk:ratio=0.02")
     job.compression.load_state_dict(state)
-    with pytest.raises(StateError, match="does not fit"):
+    with pytest.raises(StateError, match="does not match"):
         job.run(1)
     assert hvd.size() > 1
 
