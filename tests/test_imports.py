@@ -172,6 +172,10 @@ def test_import_loads_no_framework() -> None:
     assert loaded_after(code) == set()
 
 
+def test_distributed_needs_no_horovod() -> None:
+    assert loaded_after("import hvd_compress.distributed") == {"torch"}
+
+
 def test_the_test_above_can_fail() -> None:
     assert loaded_after("import mpi4py, hvd_compress") == {"mpi4py"}
 

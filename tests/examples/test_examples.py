@@ -49,6 +49,14 @@ def test_digits(framework: str) -> None:
     assert figures(found.stdout, "ratio")[-1] > 10
 
 
+def test_ddp_digits() -> None:
+    """Without Horovod: under torchrun."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", example("pytorch/ddp_digits.py")]
+    found = run([*command, "--epochs", "3"], timeout=120)
+    assert figures(found.stdout, "accuracy")[-1] > 0.8
+    assert figures(found.stdout, "ratio")[-1] > 5
+
+
 @pytest.mark.long
 def test_resnet50_goes_on_where_it_ended(tmp_path: Path) -> None:
     """Bit for bit: a job that was interrupted gets the weights that it would have got."""
