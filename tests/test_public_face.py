@@ -22,7 +22,18 @@ RECORDED = Path(__file__).with_name("public_face.json")
 """Add to it what is new. What it has may go only where users are told what to write instead."""
 
 ROOT = Path(hvd_compress.__file__).parent
-MODULES = ["", "torch", "distributed", "tensorflow", "keras", "mpi", "lab", "pipeline", "pipeline.torch", "pipeline.tensorflow"]
+MODULES = [
+    "",
+    "torch",
+    "distributed",
+    "tensorflow",
+    "keras",
+    "mpi",
+    "lab",
+    "pipeline",
+    "pipeline.torch",
+    "pipeline.tensorflow",
+]
 CLASSES = (
     "LocalWorld",
     "TorchCompressor",
