@@ -32,8 +32,8 @@ PICTURES = (
         "metric-time",
         "Metric against training time",
         "A line for each method: the metric against the seconds of training.",
-        f"{_LINES} The clock stands still during evaluations. The axis leaves out early training, which would hide differences at"
-        " the end.",
+        f"{_LINES} The clock stands still during evaluations. The axis leaves out early training, which would hide"
+        " differences at the end.",
         plots.metric_by_time,
     ),
     Picture(
