@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +13,13 @@ from typing import Any
 import pytest
 from doctor.machines import HEALTHY, machine
 from rich.console import Console
+from typer.main import get_command
 from typer.testing import CliRunner
 
+from hvd_compress._version import __version__
 from hvd_compress.methods import REGISTRY, methods
 from hvd_compress.tools.bench import tables
-from hvd_compress.tools.bench.catalogue import short
+from hvd_compress.tools.bench.catalogue import short, summary
 from hvd_compress.tools.bench.traffic import cost
 from hvd_compress.tools.cli import complete
 from hvd_compress.tools.doctor import command
@@ -47,8 +50,9 @@ def test_the_list_fits_the_terminal(width: int) -> None:
     assert "…" not in text
     for line in methods():
         assert f"\n{line.name} " in text
-        for word in f"{line.collective} {line.unbiased} {short(line.paper)}".split():
+        for word in summary(line.name).split():
             assert word in text, "a word is cut"
+    assert len(text.splitlines()) <= 100
 
 
 @pytest.mark.parametrize(
@@ -77,29 +81,140 @@ def test_one_method_is_told_in_full(name: str) -> None:
 
 
 def test_json() -> None:
-    every = json.loads(run("methods", "--json").stdout)
+    every = json.loads(run("methods", "--json", "-").stdout)
     assert [line["name"] for line in every] == list(REGISTRY)
-    one = json.loads(run("methods", "topk", "--json").stdout)
+    one = json.loads(run("methods", "topk", "--json", "-").stdout)
     assert one == every[list(REGISTRY).index("topk")]
     assert one["hyper_parameters"]["ratio"] == 0.01
     assert one["rounds"] == 1 and one["bits"] == {str(size): bits for size, bits in cost("topk").bits.items()}
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (("methods", "topkk"), "unknown method 'topkk' (did you mean 'topk'?)"),
-        (("vnmse", "--specs", "topk:ratio=0.1,powersdg"), "unknown method 'powersdg' (did you mean 'powersgd'?)"),
-        (("vnmse", "--specs", "topk:ratio=2"), "ratio=2.0 is not allowed"),
-        (("vnmse", "--inputs", "gausian"), "unknown input 'gausian' (did you mean 'gaussian'?)"),
-        (("docs", "--vnmse", "/nowhere/vnmse.json"), "cannot read the results in /nowhere/vnmse.json"),
-    ],
-)
-def test_mistakes_are_told_in_one_line(args: tuple[str, ...], message: str) -> None:
-    result = run(*args)
-    assert result.exit_code == 2
+PLAN = "plan --params 1M --ranks 4 --rate 1gbit --compute 10ms"
+
+WRONG = {
+    "nothing": "No such command 'nothing'",
+    "methods topkk": "unknown method 'topkk' (did you mean 'topk'?)",
+    "methods --nothing": "No such option: --nothing",
+    "vnmse --specs topk:ratio=0.1,powersdg": "unknown method 'powersdg' (did you mean 'powersgd'?)",
+    "vnmse --specs topk:ratio=2": "ratio=2.0 is not allowed",
+    "vnmse --inputs gausian": "unknown input 'gausian' (did you mean 'gaussian'?)",
+    "vnmse --size 0": "Invalid value for '--size'",
+    "docs --output methods.md --vnmse /nowhere/vnmse.json": "cannot read the results in /nowhere/vnmse.json",
+    "doctor --timeout 0": "Invalid value for '--timeout'",
+    "doctor --timeout soon": "Invalid value for '--timeout'",
+    "compare --task digit": "unknown task 'digit' (did you mean 'digits'?)",
+    "compare --task nothing:build": "there is no module 'nothing'",
+    "compare --methods topkk": "unknown method 'topkk'",
+    "compare --methods topk,topk": "--methods has topk twice",
+    "compare --rate 1gbit": "rate='1gbit' is not allowed without hosts",
+    "compare --hosts 2 --rate fast": "rate='fast' is not allowed",
+    "compare --hosts -1": "Invalid value for '--hosts'",
+    "compare --hosts 2 --on h1:1": "on='h1:1' is not allowed with hosts=2",
+    "compare --seeds 0": "Invalid value for '--seeds'",
+    "compare --framework jax": "Invalid value for '--framework'",
+    "compare --budget soon": "budget='soon' is not allowed",
+    "compare --lr -1": "--lr '-1' is not allowed",
+    "compare --merge 1,2": "--merge '1,2' is not allowed",
+    "compare --set hidden": "--set 'hidden' is not allowed",
+    "compare --output /dev/null/report": "cannot make /dev/null/report",
+    "bench nothing": "No such command 'nothing'",
+    "bench steps": "Missing argument 'SPEC...'",
+    "bench steps topkk": "unknown method 'topkk'",
+    "bench steps topk --ranks 0": "Invalid value for '--ranks'",
+    "bench steps topk --rate 1gbit": "rate='1gbit' is not allowed without hosts",
+    "bench steps topk --hosts 2 --rate 1M": "rate='1M' is not allowed",
+    "bench steps topk --model bert": "Invalid value for '--model'",
+    "bench steps topk --merge most": "merge",
+    "bench exchange topkk": "unknown method 'topkk'",
+    "bench exchange topk --steps -1": "Invalid value for '--steps'",
+    "bench exchange topk --rate 1gbit": "rate='1gbit' is not allowed without hosts",
+    "bench kernels --size 1": "Invalid value for '--size'",
+    "bench graph --turns 0": "Invalid value for '--turns'",
+    "bench methods topkk": "unknown method 'topkk'",
+    "bench methods topk --ranks 0": "Invalid value for '--ranks'",
+    "plan": "params is missing",
+    f"{PLAN} --rate 25GBps": "rate='25GBps' is not allowed",
+    f"{PLAN} --rate 1M": "rate='1M' is not allowed: rate must be a number above 0 with kbit, mbit, gbit or tbit",
+    f"{PLAN} --ranks -4": "ranks=-4 is not allowed",
+    f"{PLAN} --methods topkk": "unknown method 'topkk'",
+    f"{PLAN} --rates nothing.json": "rates='nothing.json' cannot be read",
+    "plan validate --hosts 1": "hosts='1' is not allowed",
+    "plan validate --rate fast": "rate='fast' is not allowed",
+    "plan validate --measured nothing.json": "measured='nothing.json' cannot be read",
+}
+"""Requests that are wrong, and a part of the line that says so."""
+
+OUTPUTS = {
+    "methods": ["--json"],
+    "vnmse": ["--json", "--markdown"],
+    "docs": ["--output"],
+    "doctor": ["--json"],
+    "compare": ["--json"],
+    "bench steps topk": ["--json", "--plot"],
+    "bench exchange topk": ["--json", "--plot"],
+    "bench kernels": ["--json", "--plot"],
+    "bench graph": ["--json", "--plot"],
+    "bench methods topk": ["--json", "--plot"],
+    PLAN: ["--json", "--plot"],
+    "plan validate": ["--json", "--markdown"],
+}
+UNWRITABLE = {f"{command} {option} /dev/null/file": "/dev/null" for command in OUTPUTS for option in OUTPUTS[command]}
+
+
+@pytest.mark.parametrize(("words", "message"), (WRONG | UNWRITABLE).items(), ids=[*WRONG, *UNWRITABLE])
+def test_a_wrong_request_is_refused_in_one_line(
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*words.split())
+    assert result.exit_code == 2, result.output
     assert message in result.stderr and result.stderr.startswith("hvd-compress: ")
     assert len(result.stderr.splitlines()) == 1 and result.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def commands(group: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    found = {path: group}
+    for name, below in getattr(group, "commands", {}).items():
+        found |= commands(below, (*path, name))
+    return found
+
+
+def test_every_command_with_results_writes_json() -> None:
+    groups = {(), ("bench",)}
+    for path, found in commands(get_command(complete().app)).items():
+        if path not in groups and not found.hidden:
+            [option] = [one for one in found.params if "--json" in one.opts]
+            assert not option.is_flag and option.metavar == "FILE", path
+
+
+def test_help_shows_defaults_in_full_at_80_columns() -> None:
+    for path, found in commands(get_command(complete().app)).items():
+        text = RUNNER.invoke(complete().app, [*path, "--help"], env={"COLUMNS": "80"}).stdout
+        assert max(map(len, text.splitlines())) <= 80
+        assert "\u2026" not in text
+        assert text.count("[default:") == len(
+            [one for one in found.params if one.default is not False and one.default not in (None, "")]
+        )
+
+
+def test_the_version() -> None:
+    assert run("--version").stdout == f"hvd-compress {__version__}\n"
+
+
+def test_json_alone_is_on_standard_output() -> None:
+    result = run("vnmse", "--specs", "none", "--inputs", "gaussian", "--size", "64", "--json", "-")
+    assert json.loads(result.stdout)["results"][0]["spec"] == "none"
+    assert "gaussian" in result.stderr
+
+
+def test_a_pipe_gets_plain_text_and_whole_cells() -> None:
+    spec = "topk:ratio=0.01,values=fp16,min_size=100"
+    variables = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    command = [sys.executable, "-m", "hvd_compress", "bench", "methods", spec, "--size", "1024", "--turns", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, env=variables, check=True)
+    assert any(line.startswith(f"{spec} ") for line in done.stdout.splitlines())
+    assert "vNMSE" in done.stdout and "\x1b" not in done.stdout
 
 
 def test_vnmse_prints_and_writes(tmp_path: Path) -> None:
@@ -133,7 +248,7 @@ def test_a_missing_package_is_named_with_its_cure(package: str) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from hvd_compress.tools.cli import main; main()"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 1
-    assert "install them with: pip install 'hvd-compress[bench]'" in result.stderr
+    assert "pip install '.[bench]'" in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -19,7 +19,17 @@ def test_counts(text: str, number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "bits"), [("10gbit", 1e10), ("400Gbit", 4e11), ("2.5 gbit", 2.5e9), ("100mbit", 1e8), ("1tbit", 1e12)]
+    ("text", "bits"),
+    [
+        ("10gbit", 1e10),
+        ("400Gbit", 4e11),
+        ("2.5 gbit", 2.5e9),
+        ("100mbit", 1e8),
+        ("1tbit", 1e12),
+        ("25Gbps", 2.5e10),
+        ("1 Gbit", 1e9),
+        ("10 Gbit/s", 1e10),
+    ],
 )
 def test_rates_have_no_upper_limit(text: str, bits: float) -> None:
     assert read_rate("rate", text) == bits
@@ -46,9 +56,11 @@ def test_counts_that_cannot_be(text: str) -> None:
         read_count("params", text)
 
 
-@pytest.mark.parametrize("text", ["", "fast", "10", "0gbit", "-1gbit", "10gb", "10gbit/s"])
+@pytest.mark.parametrize("text", ["", "fast", "10", "0gbit", "-1gbit", "10gb", "1M", "25GBps", "10gbit/h"])
 def test_rates_that_cannot_be(text: str) -> None:
-    with pytest.raises(SpecError, match=rf"rate='{text}' is not allowed: rate must be .* 400gbit"):
+    with pytest.raises(
+        SpecError, match=rf"rate='{text}' is not allowed: rate must be .* kbit, mbit, gbit or tbit.* 400gbit"
+    ):
         read_rate("rate", text)
 
 

@@ -32,7 +32,8 @@ def complete() -> ModuleType:
             importlib.import_module(package)
         except ImportError as error:
             raise MissingPackageError(
-                f"the command needs rich and typer ({error}); install them with: pip install 'hvd-compress[bench]'"
+                f"the command needs rich and typer ({error}); install them, in the clone of this package,"
+                " with: pip install '.[bench]'"
             ) from error
     for name in _COMMANDS:
         importlib.import_module(f"hvd_compress.tools.{name}")

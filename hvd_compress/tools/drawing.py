@@ -31,7 +31,7 @@ def require_matplotlib(what: str) -> None:
         importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise MissingPackageError(
-            f"{what} need matplotlib ({error}); install it with: pip install 'hvd-compress[bench]'"
+            f"{what} need matplotlib ({error}); install it with: pip install matplotlib"
         ) from error
 
 

@@ -4,23 +4,126 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from typer.core import TyperGroup
 
+from hvd_compress._version import __version__
 from hvd_compress.errors import CompressionError, SpecError
 
-app = typer.Typer(help="Gradient compression for Horovod.", no_args_is_help=True, add_completion=False)
+STDOUT = Path("-")
+"""The file name that stands for standard output."""
 
-ToJson = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the results.")]
-ToPlot = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the results.")]
+_json_to_stdout: ContextVar[bool] = ContextVar("json_on_stdout", default=False)
+"""Whether JSON takes standard output, so that all else goes to standard error."""
+
+_UNLIMITED = 1000
+"""Columns of a file or a pipe."""
+
+
+_UsageError: Any = typer.BadParameter.__base__  # typer does not export it
+
+
+class _Commands(TyperGroup):
+    """A group that reports wrong usage in one line, like every other error."""
+
+    def main(self, *args: Any, **options: Any) -> NoReturn:
+        """Run the command and exit."""
+        _json_to_stdout.set(False)
+        try:
+            code = super().main(*args, **options | {"standalone_mode": False})
+        except _UsageError as error:
+            typer.echo(f"hvd-compress: {' '.join(error.format_message().split())}", err=True)
+            sys.exit(2)
+        except typer.Abort:
+            sys.exit(130)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode=None,  # rich's boxes cut defaults at 80 columns
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"hvd-compress {__version__}")
+        raise typer.Exit
+
+
+def help_without_command(context: typer.Context) -> None:
+    """Print the help of a group that is called without a subcommand."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.callback()
+def _app(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Gradient compression for Horovod."""
+    help_without_command(context)
+
+
+def writable(path: Path | None) -> Path | None:
+    """Return the path of an output file, which must be writable before the work begins."""
+    if path is None:
+        return None
+    existed = path.exists()
+    try:
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise typer.BadParameter(f"cannot write {path} ({error.strerror}); name a file in an existing folder") from None
+    if not existed:
+        path.unlink()
+    return path
+
+
+def _json_file(path: Path | None) -> Path | None:
+    if path != STDOUT:
+        return writable(path)
+    _json_to_stdout.set(True)
+    return path
+
+
+ToJson = Annotated[
+    Path | None,
+    typer.Option(
+        "--json", metavar="FILE", callback=_json_file, help="Write the results as JSON; '-' is standard output."
+    ),
+]
+ToPlot = Annotated[Path | None, typer.Option(metavar="FILE.png", callback=writable, help="Draw the results.")]
+
+
+def screen() -> Console:
+    """Return the console of the tables and sentences of a command.
+
+    It is standard error if ``--json -`` takes standard output. Files and pipes get lines of any length, so that no
+    cell is cut, unless COLUMNS is set.
+    """
+    console = Console(stderr=_json_to_stdout.get())
+    if not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
+        console.width = _UNLIMITED
+    return console
 
 
 @contextmanager
@@ -70,14 +173,14 @@ def progress(total: int) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def status(what: str) -> Iterator[Callable[[str], None]]:
-    """Show what is being done; yields a function to call with the name of each part."""
+    """Show the current activity; yields a function to call with the name of each part."""
     with Console(stderr=True).status(f"{what} ...") as shown:
         yield lambda part: shown.update(f"{what}: {escape(part)} ...")
 
 
 def say(text: object, style: str = "") -> None:
     """Print text as it is."""
-    Console().print(escape(str(text)), highlight=False, style=style)
+    screen().print(escape(str(text)), highlight=False, style=style)
 
 
 def note(text: object) -> None:
@@ -86,6 +189,9 @@ def note(text: object) -> None:
 
 
 def write_json(path: Path | None, facts: Any) -> None:
-    """Write results to a file, if one was asked for."""
-    if path:
-        path.write_text(json.dumps(facts, indent=1) + "\n")
+    """Write results to a file, or to standard output for ``-``, if either was asked for."""
+    text = json.dumps(facts, indent=1)
+    if path == STDOUT:
+        typer.echo(text)
+    elif path:
+        path.write_text(f"{text}\n")

@@ -11,11 +11,17 @@ from hvd_compress.errors import SpecError
 UNLIMITED = "unlimited"
 """A bandwidth without a limit."""
 
+RATE_FORMS = (
+    "a number above 0 with kbit, mbit, gbit or tbit, such as 100mbit, 10gbit or 400gbit (10Gbit/s and 10Gbps mean the"
+    f" same); or {UNLIMITED!r}"
+)
+"""The bandwidths that `read_rate` accepts, for messages."""
+
 NONE = "-"
 """The cell of a table for which there is no number."""
 
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
-_BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "tbit": 1e12}
+_BITS = {f"{prefix}{unit}": _COUNTS[prefix] for prefix in "kmgt" for unit in ("bit", "bit/s", "bps")}
 _SHORT_TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _LONG_TIMES = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -40,7 +46,9 @@ def read_count(name: str, text: str) -> int:
 
 
 def read_rate(name: str, text: str) -> float:
-    """Read a bandwidth, such as ``10gbit``.
+    """Read a bandwidth, such as ``10gbit``, ``10 Gbit/s`` or ``10Gbps``.
+
+    Case is ignored, except that ``10GBps``, which are bytes, is refused.
 
     Returns:
         Bits per second; infinite for ``"unlimited"``.
@@ -49,11 +57,8 @@ def read_rate(name: str, text: str) -> float:
         SpecError: If it cannot be read, or is 0.
     """
     value = math.inf if text.strip().lower() == UNLIMITED else _read(text, _BITS)
-    if value <= 0:
-        raise SpecError(
-            f"{name}={text!r} is not allowed: {name} must be a number above 0 with kbit, mbit, gbit or tbit, such as"
-            f" 100mbit, 10gbit or 400gbit; or {UNLIMITED!r}"
-        )
+    if value <= 0 or "Bp" in text:
+        raise SpecError(f"{name}={text!r} is not allowed: {name} must be {RATE_FORMS}")
     return value
 
 
@@ -82,7 +87,7 @@ def read_time(name: str, text: str, *, zero: bool = False, long: bool = False) -
 
 def _read(text: str, units: Mapping[str, float]) -> float:
     """Return a number times its unit; -1 if it cannot be read."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zµ]*)", text.strip().lower())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zµ/]*)", text.strip().lower())
     return float(match[1]) * units[match[2]] if match and match[2] in units else -1.0
 
 

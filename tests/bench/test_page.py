@@ -117,6 +117,7 @@ def test_docs_writes_the_page(tmp_path: Path) -> None:
     results, output = tmp_path / "vnmse.json", tmp_path / "docs" / "methods.md"
     measured = measure_all(["natural", "topk:ratio=0.5", "int8:bits=16,block=64"], ["gaussian"], size=900, ranks=2)
     results.write_text(json.dumps(measured))
+    output.parent.mkdir()
     args = ["docs", "--output", str(output), "--vnmse", str(results)]
 
     assert CliRunner().invoke(complete().app, args).exit_code == 0

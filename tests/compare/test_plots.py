@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from compare import examples
+from compare.cases import made, timed
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cbook import is_math_text
@@ -19,7 +20,7 @@ from matplotlib.transforms import Bbox
 from hvd_compress.tools.compare.job import Outcome
 from hvd_compress.tools.compare.report import charts, plots
 from hvd_compress.tools.compare.report.captions import PICTURES, Picture
-from hvd_compress.tools.compare.report.curves import limits, line, unequal
+from hvd_compress.tools.compare.report.curves import crossing, limits, line, unequal
 from hvd_compress.tools.compare.report.plots import looks
 from hvd_compress.tools.compare.results import Comparison
 
@@ -181,3 +182,11 @@ def test_bars_of_bytes_are_logarithmic_where_they_differ_much() -> None:
 def test_all_methods_look_different() -> None:
     found = looks(examples.comparison(examples.MANY))
     assert len(set(found.values())) == len(examples.MANY)
+
+
+def test_the_dot_of_the_target_is_on_the_line() -> None:
+    found = line([made([(0, 0.0, 0.1), (20, 8.0, 0.8), (40, 12.0, 1.0)]), timed(9.0)], "seconds")
+    at = crossing(found, 0.9, higher_is_better=True)
+    assert at is not None and np.interp(at, found.at, found.median) == pytest.approx(0.9)
+    assert crossing(found, 0.99, higher_is_better=True) is None
+    assert crossing(found, 1.0, higher_is_better=False) == 0.0

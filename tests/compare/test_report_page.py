@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from compare import examples
+from compare.cases import ACCURACY, compared, timed
 from rich.console import Console
 
 from hvd_compress.tools.compare.judging import judge
@@ -130,14 +131,14 @@ def test_the_page_tells_all() -> None:
     found = Parsed(page.html(comparison, {}))
     heads = found.row("Method")
     assert heads == [
-        "Method", "Verdict", "Learning rate", "Time to target, s", "Times as soon as fp16", "Seeds at target",
+        "Method", "Verdict", "Learning rate", "Time to target, s", "Speedup over fp16", "Seeds at target",
         "Steps to target", "Final accuracy", "Steps trained", "Step, ms", "Bytes to Horovod", "Bytes at device",
         "vNMSE", "Peak memory",
     ]  # fmt: skip
     row = dict(zip(heads, found.row("powersgd:rank=4"), strict=True))
     assert row["Verdict"] == "pays"
     assert row["Learning rate"] == "0.05"
-    assert row["Times as soon as fp16"] == "7.47.3\u20138.2"
+    assert row["Speedup over fp16"] == "7.47.3\u20138.2"
     assert row["Seeds at target"] == "3 of 3"
     assert row["Step, ms"] == "143"
     assert (row["Bytes to Horovod"], row["Bytes at device"], row["vNMSE"]) == ("561 kB", "844 kB", "0.310")
@@ -163,7 +164,7 @@ def test_the_page_tells_parts_of_steps_and_learning_rates() -> None:
 def test_a_page_without_any_training() -> None:
     lost = examples.comparison(examples.METHODS[1:3])._replace(outcomes=[], vnmse={}, failures=[])
     found = Parsed(page.html(lost, {}))
-    assert "No training came to an end" in found.text
+    assert "No training ended" in found.text
     assert found.row("fp16")[1] == "failed"
 
 
@@ -210,3 +211,14 @@ def test_markdown() -> None:
     assert {line.count(" | ") for line in lines} == {13}
     assert lines[2].startswith("| powersgd:rank=4 | 0.05 | 51.1 (48.0\u201355.5) | 7.4 (7.3\u20138.2) | 3 of 3 | ")
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in markdown(hostile()).splitlines()}) == 1
+
+
+def test_the_settings_of_the_task_are_named() -> None:
+    goal = ACCURACY._replace(epochs=4, lr=0.05)
+    done = timed(8.0)._replace(goal=goal)
+    conditions = {"epochs": None, "budget": 600.0, "data": ""}
+    found = Parsed(
+        page.html(compared({"fp16": [done]}, conditions=conditions, where="2 ranks on this machine, gloo"), {})
+    )
+    assert [found.row(name)[1] for name in ("epochs", "steps", "learning rate", "budget")] == ["4", "40", "0.05", "600"]
+    assert found.text.count("2 ranks") == 1

@@ -6,12 +6,14 @@ import importlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from doctor.machines import machine
 
+import hvd_compress
 from hvd_compress.tools.doctor import facts
 from hvd_compress.tools.doctor.frames import horovod_folder
 from hvd_compress.tools.doctor.probe import MARK
@@ -32,6 +34,17 @@ def test_this_machine_is_found() -> None:
     found = facts.look("torch")
     assert (found["stage"], found["version"].split("+")[0]) == ("done", "2.13.0")
     assert {"gloo", "mpi"} <= {*found["built"]} and found["gpus"] >= 0
+
+
+def test_nothing_is_imported_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("hvd_compress", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('this is of the current folder')")
+    monkeypatch.chdir(tmp_path)
+    code = "import hvd_compress, numpy; print(hvd_compress.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=facts.environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == hvd_compress.__file__
 
 
 def test_a_package_that_is_not_there() -> None:

@@ -46,7 +46,7 @@ CASES: list[tuple[Facts, str, str, str, str, list[str]]] = [
         machine(None, TENSORFLOW._replace(version="2.21.0", keras="3.12.0")),
         *("warning", "Keras", "never reduces", "hvd_compress.keras.DistributedOptimizer", BOTH),
     ),
-    (machine(numpy="2.1.0"), "fault", "TensorFlow", "beside numpy 2.1.0", "pip install 'numpy<2'", BOTH),
+    (machine(numpy="2.1.0"), "fault", "TensorFlow", "with numpy 2.1.0", "pip install 'numpy<2'", BOTH),
     (
         machine(None, failed(TENSORFLOW, "framework", "AttributeError: _ARRAY_API not found"), numpy="2.1.0"),
         *("fault", "TensorFlow", "_ARRAY_API", "pip install 'numpy<2'", ONLY_TORCH),
@@ -77,7 +77,16 @@ CASES: list[tuple[Facts, str, str, str, str, list[str]]] = [
     ),
     (
         machine(failed(TORCH, "adapter", "ImportError: cannot import name 'x'")),
-        *("fault", "Horovod for PyTorch", "hvd_compress.torch cannot be imported", "hvd-compress", ONLY_TENSORFLOW),
+        *("fault", "Horovod for PyTorch", "hvd_compress.torch cannot be imported", "--no-deps .", ONLY_TENSORFLOW),
+    ),
+    (
+        machine(failed(TORCH, "adapter", "ModuleNotFoundError: No module named 'numba'")),
+        *("fault", "Horovod for PyTorch", "numba", "pip install numba", ONLY_TENSORFLOW),
+    ),
+    (
+        machine(failed(TORCH, "adapter", "did not answer within 600 s")),
+        *("fault", "Horovod for PyTorch", "the import of hvd_compress.torch did not", "run doctor again"),
+        ONLY_TENSORFLOW,
     ),
     (machine(TORCH._replace(built=())), "fault", "Horovod for PyTorch", "nothing", "WITH_GLOO=1", ONLY_TENSORFLOW),
     (

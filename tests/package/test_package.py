@@ -149,7 +149,7 @@ def test_the_simulator_needs_no_framework(plain: Environment) -> None:
 
 def test_the_command_without_its_extra(plain: Environment) -> None:
     code, said = plain.run("hvd-compress", "methods")
-    assert code == 1 and "pip install 'hvd-compress[bench]'" in said
+    assert code == 1 and "pip install '.[bench]'" in said
 
 
 @pytest.mark.long

@@ -19,6 +19,7 @@ from hvd_compress.tools.plan.fitting import FREE, fit
 from hvd_compress.tools.plan.model import predict
 from hvd_compress.tools.plan.rates import Rate, Rates
 from hvd_compress.tools.plan.validation import METHODS, Campaign, Cell, Measured, compare, score, setup_of
+from hvd_compress.tools.terminal import write_json
 
 RUNNER = CliRunner(env={"COLUMNS": "120", "NO_COLOR": "1"})
 
@@ -101,7 +102,7 @@ def test_the_table_fits_into_80_columns() -> None:
 
 def test_measurements_travel_as_files(tmp_path: Path) -> None:
     campaign = Campaign("a machine", KNOWN, jobs(TRUE, 2))
-    campaign.write(tmp_path / "measured.json")
+    write_json(tmp_path / "measured.json", campaign.facts())
     assert Campaign.read(tmp_path / "measured.json") == campaign
     (tmp_path / "other.json").write_text('{"machine": ""}')
     with pytest.raises(SpecError, match=r"other.json' cannot be read .* plan validate --json"):
@@ -111,7 +112,7 @@ def test_measurements_travel_as_files(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_command_reads_measures_and_fits(tmp_path: Path) -> None:
     path, page = tmp_path / "measured.json", tmp_path / "table.md"
-    Campaign("a machine", KNOWN, jobs(TRUE, 2, 4, 8)).write(path)
+    write_json(path, Campaign("a machine", KNOWN, jobs(TRUE, 2, 4, 8)).facts())
     plain = RUNNER.invoke(complete().app, ["plan", "validate", "--measured", str(path), "--markdown", str(page)])
     assert plain.exit_code == 0, plain.output
     assert "a machine" in plain.output and "Fitted" not in plain.output
@@ -123,7 +124,7 @@ def test_the_command_reads_measures_and_fits(tmp_path: Path) -> None:
 
 
 def test_there_must_be_something_to_fit_to(tmp_path: Path) -> None:
-    Campaign("a machine", KNOWN, jobs(TRUE, 4)).write(tmp_path / "measured.json")
+    write_json(tmp_path / "measured.json", Campaign("a machine", KNOWN, jobs(TRUE, 4)).facts())
     result = RUNNER.invoke(complete().app, ["plan", "validate", "--measured", str(tmp_path / "measured.json"), "--fit"])
     assert result.exit_code == 2
     assert "fit is not possible" in result.output

@@ -154,11 +154,16 @@ def constructors() -> str:
     """Return the table of the README: how each method is called, how it travels, and what it does."""
     rows = [("`Compression.`", "travels by", "what it does")]
     for name, cls in REGISTRY.items():
-        does = read(cls).text.partition("\n\n")[0].replace("\n", " ").partition(". ")[0].rstrip(".:")
-        does = re.sub(r" \([^)]* of the paper[^)]*\)", "", does).replace("|", "\\|")
+        does = summary(name).replace("|", "\\|")
         does += "; the optimizer must have no momentum" * parse(name).needs_plain_sgd
         rows.append((f"`{name}`" if cls.linear else f"`{name}({known_by(name)})`", cls.collective, does))
     return markdown(rows, "lll")
+
+
+def summary(name: str) -> str:
+    """Return the first sentence of a method's docstring, without references to its paper."""
+    does = read(REGISTRY[name]).text.partition("\n\n")[0].replace("\n", " ").partition(". ")[0].rstrip(".:")
+    return re.sub(r" \([^)]* of the paper[^)]*\)", "", does)
 
 
 def short(paper: str) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markdown import Markdown
 
 from hvd_compress.methods import methods
@@ -17,37 +15,50 @@ from hvd_compress.tools.bench.catalogue import info, section
 from hvd_compress.tools.bench.inputs import INPUTS
 from hvd_compress.tools.bench.traffic import cost
 from hvd_compress.tools.bench.vnmse import default_specs, measure_all
-from hvd_compress.tools.terminal import ToJson, app, progress, refusals, split_specs, write_json
+from hvd_compress.tools.terminal import ToJson, app, progress, refusals, screen, split_specs, writable, write_json
+
+_READABLE = 120
+"""Columns of running text, at most."""
 
 
 @app.command("methods")
 def list_methods(
-    name: Annotated[str | None, typer.Argument(help="Tell all about one method.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    name: Annotated[str | None, typer.Argument(help="A method, to see its parameters and properties.")] = None,
+    as_json: ToJson = None,
 ) -> None:
-    """List the methods."""
+    """List the methods, or describe one."""
     with refusals():
         lines = [info(name)] if name else methods()
         if as_json:
             facts = [line._asdict() | cost(line.name)._asdict() for line in lines]
-            print(json.dumps(facts[0] if name else facts, indent=2))
-        elif name:
-            Console().print(Markdown(section(name)))
+            write_json(as_json, facts[0] if name else facts)
+        if name:
+            screen().print(Markdown(section(name)), width=min(screen().width, _READABLE))
         else:
-            Console().print(tables.methods_table(lines))
+            screen().print(tables.methods_table(lines), width=min(screen().width, _READABLE))
 
 
 @app.command()
 def vnmse(
-    specs: Annotated[str | None, typer.Option(help="What to measure, as in: topk:ratio=0.01,values=fp16,int8")] = None,
-    inputs: Annotated[str, typer.Option(help="Gradients to measure on.")] = ",".join(INPUTS),
+    specs: Annotated[
+        str | None, typer.Option(help="Methods, such as topk:ratio=0.01,values=fp16,int8; by default all.")
+    ] = None,
+    inputs: Annotated[str, typer.Option(help="Gradients to measure on, separated by commas.")] = ",".join(INPUTS),
     size: Annotated[int, typer.Option(min=1, help="Coordinates of the synthetic inputs.")] = 1_000_000,
-    ranks: Annotated[int, typer.Option(min=1, help="How many gradients there are in the mean.")] = 4,
-    steps: Annotated[int, typer.Option(min=0, help="Exchanges before, for methods that learn from them.")] = 8,
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks, each with its own gradient.")] = 4,
+    steps: Annotated[
+        int, typer.Option(min=0, help="Exchanges before the measured one, for methods that learn from them.")
+    ] = 8,
     as_json: ToJson = None,
-    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the table to this file.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", callback=writable, help="Write the table as Markdown.")
+    ] = None,
 ) -> None:
-    """Measure the error of the mean: vNMSE = ||mean_hat - mean||^2 / ||mean||^2, at how many bits."""
+    """Measure the error of compressed means (vNMSE).
+
+    vNMSE = ||mean_hat - mean||^2 / ||mean||^2, where mean_hat is the compressed mean of the ranks' gradients. The table
+    also has the bits that a rank sends for each coordinate.
+    """
     with refusals():
         chosen = default_specs() if specs is None else split_specs(specs)
         wanted = [name.strip() for name in inputs.split(",")]
@@ -55,7 +66,7 @@ def vnmse(
         write_json(as_json, measured)
         if markdown:
             markdown.write_text(page.vnmse_section(measured, _command_of(measured, specs)))
-        console = Console()
+        console = screen()
         console.print(tables.vnmse_table(measured))
         for note in page.notes(measured):
             console.print(f"[dim]{note}[/dim]", highlight=False)
@@ -63,7 +74,9 @@ def vnmse(
 
 @app.command(hidden=True)
 def docs(
-    output: Annotated[Path, typer.Option(metavar="FILE", help="The page to write.")] = Path("docs/methods.md"),
+    output: Annotated[Path, typer.Option(metavar="FILE", callback=writable, help="The page to write.")] = Path(
+        "docs/methods.md"
+    ),
     results: Annotated[
         Path | None,
         typer.Option("--vnmse", metavar="FILE", help="Results of `vnmse --json`; without them, measure now."),
@@ -77,7 +90,6 @@ def docs(
             measured = _measured(default_specs(), list(INPUTS))
         found = output.parent / "accuracy.json"
         accuracy = page.read_json(found, page.ACCURACY) if found.exists() else []
-        output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(page.page(measured, _command_of(measured, None), accuracy))
 
 

@@ -5,32 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from hvd_compress.methods import MethodInfo
 from hvd_compress.tools.bench import page
-from hvd_compress.tools.bench.catalogue import numbers, short
+from hvd_compress.tools.bench.catalogue import numbers, summary
 from hvd_compress.tools.bench.traffic import SIZES
 from hvd_compress.tools.tables import plain
 
 
 def methods_table(lines: Sequence[MethodInfo]) -> Table:
+    """Return a line or two for each method; the rest is in the description of one."""
     sizes = ", ".join(map(str, SIZES))
-    caption = f"Bits: sent by a rank for each coordinate, with {sizes} ranks. State: bytes kept for each coordinate."
-    drawn = plain(gap=0, leading=1, caption=caption)
-    # The widths are those of the longest words, so that none is cut in 80 columns.
+    caption = (
+        f"Bits: sent by a rank for each coordinate, with {sizes} ranks. Allreduce: whether that stays about the same"
+        " with more ranks. To see all about a method: hvd-compress methods NAME"
+    )
+    drawn = plain(caption=caption, caption_justify="left")
     drawn.add_column("Method", no_wrap=True, style="bold")
-    drawn.add_column("Travels by", width=11)
-    drawn.add_column("Rounds", justify="right")
-    drawn.add_column("All-\nreduce")
-    drawn.add_column("Unbiased", width=11)
-    drawn.add_column("State", justify="right", min_width=5)
-    drawn.add_column("Bits", justify="right", min_width=6)
-    drawn.add_column("Paper", width=12, style="dim")
+    drawn.add_column("All-\nreduce", no_wrap=True)
+    drawn.add_column("Bits", no_wrap=True)
+    drawn.add_column("Description", overflow="fold")
     for line in lines:
-        rounds, allreduce, state, bits = numbers(line.name)
-        facts = (rounds, allreduce, line.unbiased, state, bits.replace(" / ", "\n"))
-        drawn.add_row(line.name, line.collective, *facts, short(line.paper))
+        _, allreduce, _, bits = numbers(line.name)
+        drawn.add_row(line.name, allreduce, bits.replace(" / ", "/"), escape(summary(line.name)))
     return drawn
 
 

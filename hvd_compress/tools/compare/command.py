@@ -25,7 +25,17 @@ from hvd_compress.tools.compare.store import Store
 from hvd_compress.tools.compare.tasks import TASKS, find
 from hvd_compress.tools.compare.training import Setting
 from hvd_compress.tools.drawing import require_matplotlib
-from hvd_compress.tools.terminal import app, note, refusals, remove_jobs_on_sigterm, say, split_specs
+from hvd_compress.tools.terminal import (
+    ToJson,
+    app,
+    note,
+    refusals,
+    remove_jobs_on_sigterm,
+    say,
+    screen,
+    split_specs,
+    write_json,
+)
 from hvd_compress.tools.units import read_time
 
 _METHODS = "none,fp16,topk:ratio=0.01,powersgd:rank=4"
@@ -34,7 +44,7 @@ _TASKS = "; ".join(f"{name}: {what}" for name, what in TASKS.items())
 
 @app.command()
 def compare(
-    task: Annotated[str, typer.Option(help=f"What to train. {_TASKS}; or module:function of your own.")] = "digits",
+    task: Annotated[str, typer.Option(help=f"The task. {_TASKS}; or module:function of your own.")] = "digits",
     methods: Annotated[
         str, typer.Option(help=f"Specs, separated by commas. {' and '.join(HOROVODS)} are always among them.")
     ] = _METHODS,
@@ -45,26 +55,29 @@ def compare(
     on: Annotated[str, typer.Option(metavar="h1:4,h2:4", help="Other machines, as horovodrun -H takes them.")] = "",
     framework: Trains = "torch",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each method.")] = 3,
-    target: Annotated[float | None, typer.Option(help="The metric that is good enough.")] = None,
-    budget: Annotated[str, typer.Option(help="Each training ends after this: 90s, 10m, 1h.")] = "10m",
-    lr: Annotated[str, typer.Option(help="Learning rates to try for each method, as 0.05,0.1.")] = "",
-    epochs: Annotated[int | None, typer.Option(min=1, help="Of each training; else the task's own.")] = None,
-    merge: Annotated[str, typer.Option(help="How gradients are merged: 2, layer, search ...")] = "2",
-    data: Annotated[str, typer.Option(metavar="PATH", help="The task's data, where it is not in its own place.")] = "",
+    target: Annotated[float | None, typer.Option(help="The metric to reach; by default the task's own.")] = None,
+    budget: Annotated[str, typer.Option(help="Time limit of each training: 90s, 10m, 1h.")] = "10m",
+    lr: Annotated[str, typer.Option(help="Learning rates to try for each method, such as 0.05,0.1.")] = "",
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs of each training; by default the task's own.")
+    ] = None,
+    merge: Annotated[str, typer.Option(help="How gradients are merged into buckets: 2, layer, search ...")] = "2",
+    data: Annotated[str, typer.Option(metavar="PATH", help="The task's data, if it is not in the default place.")] = "",
     options: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="An option of the task. Can be repeated."),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="For the report; the same command again goes on. [compare-TASK]"),
+        typer.Option(metavar="FOLDER", help="Folder of the report; the same command again resumes. [compare-TASK]"),
     ] = None,
+    as_json: ToJson = None,
 ) -> None:
-    """Train with several methods under Horovod and tell which pays: which is soonest at the target.
+    """Train with several methods and compare times to a target.
 
-    What Horovod has by itself, none and fp16, is always trained, too: the better of them is the baseline.
+    Horovod's own methods, none and fp16, are always trained, too: the better of them is the baseline.
 
-    With --hosts, on emulated hosts of one rank each with a limited network; this needs root.
+    With --hosts, training runs on emulated hosts of one rank each with a limited network; this needs root.
     """
     with refusals():
         request = Request(
@@ -86,7 +99,7 @@ def compare(
         if hosts:
             Cluster(hosts, request.where.rate)  # refuses what cannot be
         folder = output or Path(f"compare-{re.sub('[^A-Za-z0-9]+', '-', task)}")
-        raise typer.Exit(_run(request, folder))
+        raise typer.Exit(_run(request, folder, as_json))
 
 
 def _try_task(request: Request) -> None:
@@ -96,10 +109,10 @@ def _try_task(request: Request) -> None:
         make(Setting(size=request.where.size, data=request.data, options=request.options))
 
 
-def _run(request: Request, folder: Path) -> int:
+def _run(request: Request, folder: Path, as_json: Path | None) -> int:
     """Compare, and show the result; return the exit code."""
     remove_jobs_on_sigterm()
-    console, store = Console(), Store(folder, request.conditions)
+    console, store = screen(), Store(folder, request.conditions)
 
     def save(known: Comparison) -> None:
         known.write(folder / "results.json")
@@ -113,6 +126,7 @@ def _run(request: Request, folder: Path) -> int:
             return 1
         save(known)
         page.write(known, folder)
+        write_json(as_json, known.facts())
     except KeyboardInterrupt:
         _interrupted(folder)
     finally:

@@ -40,6 +40,8 @@ class Goal(NamedTuple):
     target: float | None  # The task's own target; None if it has none
     steps: int  # Steps of the whole training
     parameters: int  # The count of trained parameters
+    epochs: int | None = None  # Epochs of the whole training
+    lr: float | None = None  # The learning rate at the start
 
 
 class Point(NamedTuple):

@@ -95,6 +95,9 @@ class KerasTrainer(KerasRank):
     def evaluate(self) -> float:
         return float(self._training.evaluate(self._training.model))
 
+    def learning_rate(self) -> float:
+        return float(self._training.optimizer.learning_rate)
+
     def weights(self) -> Iterator[npt.NDArray[Any]]:
         return (variable.numpy() for variable in self._training.model.trainable_variables)
 

@@ -57,14 +57,17 @@ class Comparison(NamedTuple):
         return sorted((one for one in self.outcomes if one.spec == spec), key=lambda one: one.seed)
 
     def write(self, path: Path) -> None:
-        """Write JSON, in which what is not finite is null."""
-        facts = self._asdict() | {
+        """Write `facts` as JSON."""
+        write_whole(path, json.dumps(self.facts(), indent=1) + "\n")
+
+    def facts(self) -> dict[str, Any]:
+        """Return everything, ready for JSON; numbers that are not finite are None."""
+        return self._asdict() | {
             "machine": self.machine._asdict(),
             "outcomes": [outcome_facts(one) for one in self.outcomes],
             "tried": [outcome_facts(one) for one in self.tried],
             "failures": [one._asdict() for one in self.failures],
         }
-        write_whole(path, json.dumps(facts, indent=1) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Comparison:

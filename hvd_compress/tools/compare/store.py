@@ -41,7 +41,7 @@ class Store:
         self.folder = folder
         self._runs = folder / "runs"
         _refuse_other(folder, conditions)
-        self._runs.mkdir(parents=True, exist_ok=True)
+        _make(self._runs)
         self._outcomes: dict[Key, Outcome] = {}
         self._vnmse: dict[str, float | None] = {}
         self._lock = _locked(folder)
@@ -105,7 +105,7 @@ class Store:
 def _refuse_other(folder: Path, conditions: dict[str, Any]) -> None:
     settings = folder / "settings.json"
     if not settings.exists():
-        if folder.exists() and any(folder.iterdir()):
+        if folder.is_dir() and any(folder.iterdir()):
             raise SpecError(f"--output {folder} is a folder of something else: name a new one, or an empty one")
         return
     try:
@@ -116,6 +116,13 @@ def _refuse_other(folder: Path, conditions: dict[str, Any]) -> None:
     if other:
         found = ", ".join(f"{name} {before.get(name)!r} and not {conditions.get(name)!r}" for name in sorted(other))
         raise SpecError(f"--output {folder} holds a comparison with {found}: name another folder with --output")
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"--output: cannot make {folder} ({error.strerror}); name a folder that can be made") from None
 
 
 def _locked(folder: Path) -> IO[str]:

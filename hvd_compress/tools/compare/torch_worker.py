@@ -68,6 +68,9 @@ class TorchTrainer(TorchRank):
         model.train()
         return found
 
+    def learning_rate(self) -> float:
+        return float(self._plain.param_groups[0]["lr"])
+
     def weights(self) -> Iterator[npt.NDArray[Any]]:
         return (p.detach().cpu().numpy() for p in self._training.model.parameters() if p.requires_grad)
 

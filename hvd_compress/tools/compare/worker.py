@@ -61,6 +61,9 @@ class Trainer(Protocol):
     def gather(self, values: list[float]) -> list[list[float]]:
         """Return the values of all ranks; all wait for the last."""
 
+    def learning_rate(self) -> float:
+        """Return the learning rate of the optimizer's first parameters."""
+
     def weights(self) -> Iterator[npt.NDArray[Any]]:
         """Return the parameters that are trained."""
 
@@ -143,6 +146,8 @@ class Run:
             training.target,
             steps,
             trained,
+            epochs,
+            self._trainer.learning_rate(),
         )
 
     @property

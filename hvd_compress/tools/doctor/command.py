@@ -13,20 +13,24 @@ from hvd_compress.tools.doctor.facts import FRAMEWORKS, Facts, collect
 from hvd_compress.tools.doctor.rules import Finding, judge, usable
 from hvd_compress.tools.doctor.trials import Trial, attempt, findings, jobs
 from hvd_compress.tools.tables import plain
-from hvd_compress.tools.terminal import ToJson, app, refusals, write_json
+from hvd_compress.tools.terminal import ToJson, app, refusals, screen, write_json
 
 _MARKS = {"ok": "[green]ok[/]", "note": "[dim]note[/]", "warning": "[yellow]warning[/]", "fault": "[red]fault[/]"}
 
 
 @app.command()
 def doctor(
-    run: Annotated[bool, typer.Option("--run", help="Try it out, with two ranks on this machine.")] = False,
+    run: Annotated[bool, typer.Option("--run", help="Also make a step on two ranks of this machine.")] = False,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a trial that hangs is ended.")] = 180,
     as_json: ToJson = None,
 ) -> None:
-    """Tell whether compression can work here, and what to do if it cannot (status 1)."""
-    waiting, console = Console(stderr=True), Console()
-    with waiting.status("Looking at Horovod and the frameworks ..."):
+    """Check whether compression can work here.
+
+    Each fault comes with its cure. The exit status is 1 if compression cannot work.
+    """
+    waiting, console = Console(stderr=True), screen()
+    typer.echo("Importing the frameworks and Horovod; kernels may be compiled first, which takes minutes ...", err=True)
+    with waiting.status("Importing ..."):
         facts = collect()
     found, done = judge(facts), []
     for framework, controller in jobs(facts) if run else ():
@@ -69,7 +73,7 @@ def show(console: Console, found: list[Finding]) -> None:
     """Print the findings, and below them what to do."""
     drawn = plain(gap=2)
     drawn.add_column("", no_wrap=True)
-    drawn.add_column("What", style="bold", no_wrap=True)
+    drawn.add_column("Part", style="bold", no_wrap=True)
     drawn.add_column("Found", overflow="fold")
     for finding in found:
         drawn.add_row(_MARKS[finding.status], escape(finding.subject), escape(finding.found))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from hvd_compress.tools.doctor.facts import Facts, Framework
+from hvd_compress.tools.doctor.facts import LATE, Facts, Framework
 
 TESTED = {"horovod": "0.28.1", "torch": "2.13", "tensorflow": "2.15.1", "keras": "2.15", "python": "3.11"}
 """The versions that this package is tested with."""
@@ -69,6 +69,8 @@ def _changes(facts: Facts) -> list[str]:
 def of_error(facts: Facts, framework: Framework) -> Cure:
     """Return the cure for an error at an import."""
     error = framework.error.lower()
+    if framework.error.startswith(LATE):
+        return Cure("run doctor again while the machine is less busy: a first import loads and compiles much")
     if framework.name == "tensorflow" and numpy_too_new(facts, framework):
         return Cure("this TensorFlow needs numpy below 2", "pip install 'numpy<2'")
     if framework.stage == "framework":
@@ -78,12 +80,11 @@ def of_error(facts: Facts, framework: Framework) -> Cure:
     if missing:
         text = f"the loader does not find {missing[1]}: install it, or put its folder on LD_LIBRARY_PATH; or else "
         return Cure(text + build(facts).text, build(facts).command)
+    module = re.search(r"no module named '?([\w-]+)", error)
+    if module and module[1] not in ("horovod", "hvd_compress"):
+        return Cure("install the missing package", f"pip install {module[1]}")
     if framework.stage == "adapter":
-        return Cure("reinstall this package", "pip install --force-reinstall --no-deps hvd-compress")
-    if "no module named" in error and "horovod" not in error:
-        return Cure(
-            "install what Horovod misses", f"pip install {error.split('no module named')[1].strip(chr(39) + ' ')}"
-        )
+        return Cure("reinstall this package, in its clone", "pip install --force-reinstall --no-deps .")
     return build(facts)
 
 

@@ -22,8 +22,11 @@ from hvd_compress.tools.doctor.probe import MARK
 
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 
-_PATIENCE = 180
-"""Seconds for the import of a framework: a cold disk is slow."""
+_PATIENCE = 600
+"""Seconds for the imports of a framework and its adapter: disks are cold, and kernels may be compiled."""
+
+LATE = "did not answer within"
+"""Begins the error of a probe that was ended."""
 
 
 class Framework(NamedTuple):
@@ -65,6 +68,13 @@ def search_path() -> str:
     return os.pathsep.join(filter(None, (os.environ.get("PATH"), str(Path(sys.executable).parent))))
 
 
+def environment() -> dict[str, str]:
+    """Return the variables for a Python that imports this very package, and nothing from the current folder."""
+    package = str(Path(__file__).resolve().parents[3])
+    paths = [*filter(None, [os.environ.get("PYTHONPATH")]), package]
+    return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def collect() -> Facts:
     """Look at this machine; takes as long as the frameworks' imports."""
     with ThreadPoolExecutor(len(FRAMEWORKS) + 1) as pool:
@@ -86,15 +96,15 @@ def collect() -> Facts:
 
 
 def look(name: str) -> dict[str, Any]:
-    """Look at a framework in a process of its own; nothing is found where it is not installed."""
+    """Probe a framework in a process of its own; return nothing if it is not installed."""
     if importlib.util.find_spec(name) is None:
         return {}
     command = [sys.executable, "-m", "hvd_compress.tools.doctor.probe", name]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, env=environment())
         output, end = done.stdout, f"ended with status {done.returncode}: {_last(done.stderr)}"
     except subprocess.TimeoutExpired as late:
-        output, end = (late.stdout or b"").decode(), f"did not answer within {_PATIENCE} s"
+        output, end = (late.stdout or b"").decode(), f"{LATE} {_PATIENCE} s"
     return read(output, end)
 
 

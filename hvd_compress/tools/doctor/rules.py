@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 from hvd_compress.tools.doctor.cures import OPEN_MPI_5, TESTED, Cure, build, number, numpy_too_new, of_error
-from hvd_compress.tools.doctor.facts import Facts, Framework
+from hvd_compress.tools.doctor.facts import LATE, Facts, Framework
 
 PARTS = {"gloo": "Gloo", "mpi": "MPI", "nccl": "NCCL", "cuda": "CUDA", "rocm": "ROCm"}
 
@@ -84,7 +84,7 @@ def _framework(facts: Facts, framework: Framework) -> Finding:
     gpus = f", sees {framework.gpus} GPU{'s' * (framework.gpus > 1)}" if framework.gpus else ""
     found, tested = f"{framework.version}{gpus}", TESTED[framework.name]
     if numpy_too_new(facts, framework):
-        return Finding("fault", framework.title, f"{found}, beside numpy {facts.numpy}", of_error(facts, framework))
+        return Finding("fault", framework.title, f"{found} with numpy {facts.numpy}", of_error(facts, framework))
     if number(framework.version) == number(tested):
         return Finding("ok", framework.title, found)
     age = "newer" if number(framework.version) > number(tested) else "older"
@@ -127,6 +127,9 @@ def _parts(framework: Framework) -> str:
 
 def _no_horovod(framework: Framework) -> str:
     error = first_line(framework.error)
+    if framework.error.startswith(LATE):
+        what = f"hvd_compress.{framework.name}" if framework.stage == "adapter" else f"horovod.{framework.name}"
+        return f"the import of {what} {error}"
     if framework.stage == "adapter":
         return f"hvd_compress.{framework.name} cannot be imported: {error}"
     if framework.against in (None, "n/a", "none"):
@@ -151,7 +154,7 @@ def launcher(facts: Facts) -> Iterator[Finding]:
     if facts.horovodrun is None:
         again = f"pip install --force-reinstall --no-deps horovod=={facts.horovod}"
         cure = Cure("use mpirun, or look why Horovod's scripts are not installed", again)
-        yield Finding("warning", "horovodrun", "not found, neither on PATH nor beside this Python", cure)
+        yield Finding("warning", "horovodrun", "not found, neither on PATH nor in the folder of this Python", cure)
     elif not facts.on_path:
         folder = facts.horovodrun.rpartition("/")[0]
         cure = Cure("put it there", f'export PATH="{folder}:$PATH"')

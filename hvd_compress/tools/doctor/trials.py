@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 import time
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 from hvd_compress.tools.cluster.job import Process, follow
 from hvd_compress.tools.doctor.cures import OPEN_MPI_5, Cure
-from hvd_compress.tools.doctor.facts import Facts, Framework, search_path
+from hvd_compress.tools.doctor.facts import Facts, Framework, environment, search_path
 from hvd_compress.tools.doctor.rules import Finding, needs_binding, usable
 from hvd_compress.tools.doctor.trial import MARK
 
@@ -53,9 +52,9 @@ def command(facts: Facts, framework: str, controller: str) -> list[str]:
 
 def attempt(facts: Facts, framework: str, controller: str, timeout: float) -> Trial:
     """Run one trial; a job that hangs is ended."""
-    environment = {**os.environ, "PATH": search_path(), **_QUIET}
+    variables = {**environment(), "PATH": search_path(), **_QUIET}
     begin = time.monotonic()
-    (ended,) = follow([Process("", command(facts, framework, controller), environment)], timeout, lambda: None)
+    (ended,) = follow([Process("", command(facts, framework, controller), variables)], timeout, lambda: None)
     if ended.code and time.monotonic() - begin >= timeout:
         return Trial(framework, controller, False, f"{_tail(ended.output)}\nended after {timeout:g} s")
     return read(framework, controller, ended.code, ended.output)

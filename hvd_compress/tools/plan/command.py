@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from hvd_compress.errors import SpecError, UnsupportedError
@@ -34,19 +33,22 @@ from hvd_compress.tools.plan.validation import (
 )
 from hvd_compress.tools.plan.validation import METHODS as VALIDATED
 from hvd_compress.tools.terminal import (
+    STDOUT,
     ToJson,
     app,
     note,
     refusals,
     remove_jobs_on_sigterm,
     say,
+    screen,
     split_specs,
     status,
+    writable,
     write_json,
 )
 from hvd_compress.tools.units import read_count, read_rate, read_time
 
-planning = typer.Typer(invoke_without_command=True)
+planning = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 app.add_typer(planning, name="plan")
 
 METHODS = "topk:ratio=0.01,topkc:ratio=0.01,powersgd:rank=4,efsignsgd,qsgd"
@@ -65,21 +67,28 @@ Constant = Annotated[
 def plan(
     context: typer.Context,
     params: Annotated[str | None, typer.Option(help="Parameters of the model: 350M, 1.2B, 25557032.")] = None,
-    ranks: Annotated[int, typer.Option(help="How many ranks train.")] = 0,
-    rate: Annotated[str | None, typer.Option(help="What a host can send and receive: 10gbit; or unlimited.")] = None,
+    ranks: Annotated[int, typer.Option(help="Number of ranks.")] = 0,
+    rate: Annotated[str | None, typer.Option(help="Bandwidth of a host: 10gbit, 25Gbps; or unlimited.")] = None,
     compute: Annotated[str | None, typer.Option(help="A step without any exchange: 250ms, 0.25s.")] = None,
-    methods: Annotated[str, typer.Option(metavar="SPEC,...", help="What to compare, besides none and fp16.")] = METHODS,
-    latency: Annotated[str, typer.Option(help="From one host to another.")] = "50us",
+    methods: Annotated[
+        str,
+        typer.Option(
+            metavar="SPEC,...",
+            help="Methods to compare with none and fp16.",
+            show_default=METHODS.replace(",", ", "),
+        ),
+    ] = METHODS,
+    latency: Annotated[str, typer.Option(help="Latency from one host to another.")] = "50us",
     merge: Annotated[int, typer.Option(help="Buckets that gradients are merged into.")] = 2,
     ranks_per_host: Annotated[int, typer.Option(help="Ranks that share a host's link; divides --ranks.")] = 1,
     cores_per_rank: Annotated[float, typer.Option(help="Below 1: ranks share cores, and take longer.")] = 1.0,
     side: Annotated[int, typer.Option(help="Rows and columns of the model's matrices.")] = 1024,
     vectors: Annotated[float, typer.Option(help="Share of the parameters in biases and other vectors.")] = 0.001,
     device: Annotated[
-        Device | None, typer.Option(help="What computes and compresses. [gpu with nccl, else cpu]")
+        Device | None, typer.Option(help="The device that computes and compresses. [gpu with nccl, else cpu]")
     ] = None,
     backend: Annotated[
-        Backend | None, typer.Option(help="What Horovod communicates by. [nccl with gpu, else gloo]")
+        Backend | None, typer.Option(help="The library that Horovod communicates by. [nccl with gpu, else gloo]")
     ] = None,
     rates_from: Annotated[
         list[Path] | None,
@@ -92,14 +101,17 @@ def plan(
     constant: Constant = None,
     to_plot: Annotated[
         Path | None,
-        typer.Option("--plot", metavar="FILE.png", help="Draw the gains against ranks and against bandwidth."),
+        typer.Option(
+            "--plot", metavar="FILE.png", callback=writable, help="Draw the gains against ranks and against bandwidth."
+        ),
     ] = None,
     as_json: ToJson = None,
 ) -> None:
-    """Predict what methods would save on a cluster that is not there, from a model of what a step is made of.
+    """Predict the gain of each method on another cluster.
 
-    How long compressing takes is measured on this machine's processor, or taken from files with --rates. The first line
-    tells what is assumed. Outside the range in which the model was validated there are predictions, but no verdict.
+    A cost model adds up the parts of a step. The time to compress is measured on this machine's processor, or read from
+    files with --rates. The first line tells what is assumed. Outside the range in which the model was validated there
+    are predictions, but no verdict.
     """
     if context.invoked_subcommand:
         return
@@ -192,7 +204,7 @@ def report(job: Job, specs: list[str], to_plot: Path | None, as_json: Path | Non
         facts |= {"predictions": [one._asdict() | {"step": one.step} for one in found]}
         facts |= {"over_ranks": [c._asdict() for c in by_ranks], "over_bandwidths": [c._asdict() for c in by_bandwidth]}
         write_json(as_json, _finite(facts))
-    console = Console()
+    console = screen()
     say(assumed)
     console.print()
     console.print(tables.predictions(found, setup))
@@ -216,7 +228,7 @@ def validate(
     hosts: Annotated[
         str | None, typer.Option(help=f"Emulated hosts, of a rank each. [{','.join(map(str, HOSTS))}]")
     ] = None,
-    rate: Annotated[str | None, typer.Option(help=f"What each can send and receive. [{','.join(LINKS)}]")] = None,
+    rate: Annotated[str | None, typer.Option(help=f"Bandwidth of each host. [{','.join(LINKS)}]")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Measured steps of each method in each job.")] = 4,
     size: Size = 8_388_608,
     turns: Turns = 7,
@@ -227,12 +239,15 @@ def validate(
     constant: Constant = None,
     as_json: ToJson = None,
     to_markdown: Annotated[
-        Path | None, typer.Option("--markdown", metavar="FILE", help="Write measured and predicted times as a table.")
+        Path | None,
+        typer.Option(
+            "--markdown", metavar="FILE", callback=writable, help="Write measured and predicted times as a table."
+        ),
     ] = None,
 ) -> None:
-    """Measure whole steps on emulated hosts, and tell how far from them the predictions are (as root).
+    """Compare predictions with measured steps (as root).
 
-    The machine should do nothing else meanwhile.
+    The steps run on emulated hosts. The machine should do nothing else meanwhile.
     """
     remove_jobs_on_sigterm()
     with refusals():
@@ -247,6 +262,7 @@ def validate(
         else:
             wanted = [(number, link) for number in numbers for link in links]
             campaign = _measure(wanted, steps, _rates(VALIDATED, size, matrix_side(size, WIDTH), turns), as_json)
+        write_json(as_json, campaign.facts())
         if fitted:
             constants = _fitted(campaign, constants)
         cells = compare(campaign.jobs, campaign.rates, constants)
@@ -283,8 +299,8 @@ def _measure(wanted: Sequence[tuple[int, str]], steps: int, rates: Rates, path: 
         for number, (hosts, link) in enumerate(wanted):
             begins(f"{hosts} hosts, {link}, job {number + 1} of {len(wanted)}")
             campaign = campaign._replace(jobs=[*campaign.jobs, measure_job(hosts, link, steps)])
-            if path:
-                campaign.write(path)
+            if path != STDOUT:
+                write_json(path, campaign.facts())
     return campaign
 
 
@@ -296,13 +312,13 @@ def _fitted(campaign: Campaign, start: Constants) -> Constants:
         raise SpecError(f"fit is not possible: there is no job with {allowed} hosts; measure with --hosts {FITTED[0]}")
     found = fit(jobs, campaign.rates, start)
     said = " ".join(f"--constant {name}={getattr(found, name):.3g}" for name in FREE)
-    Console().print(f"Fitted to {len(jobs)} jobs: {said}", highlight=False, soft_wrap=True)
+    screen().print(f"Fitted to {len(jobs)} jobs: {said}", highlight=False, soft_wrap=True)
     return found
 
 
 def _show_errors(cells: Sequence[Cell], machine: str) -> None:
     """Show the errors, all together and apart for the numbers of hosts to which constants are fitted."""
-    Console().print(tables.errors(cells))
+    screen().print(tables.errors(cells))
     known, unknown = ([cell for cell in cells if (cell.hosts in FITTED) == those] for those in (True, False))
     for of, some in (("All jobs", cells), ("Those for fitting", known), ("The others", unknown)):
         if some:

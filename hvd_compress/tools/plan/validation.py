@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hvd_compress.errors import SpecError
 from hvd_compress.spec import parse
@@ -76,14 +76,14 @@ class Campaign(NamedTuple):
     rates: Rates
     jobs: Sequence[Measured]
 
-    def write(self, path: Path) -> None:
+    def facts(self) -> dict[str, Any]:
+        """Return everything, ready for JSON."""
         jobs = [job._asdict() for job in self.jobs]
-        facts = {"machine": self.machine, "rates": self.rates.as_json(), "jobs": jobs}
-        path.write_text(json.dumps(facts, indent=1) + "\n")
+        return {"machine": self.machine, "rates": self.rates.as_json(), "jobs": jobs}
 
     @classmethod
     def read(cls, path: Path) -> Campaign:
-        """Read what `write` has written.
+        """Read `facts` from a file.
 
         Raises:
             SpecError: If it is something else.

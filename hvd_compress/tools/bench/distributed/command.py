@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from hvd_compress.bucketing import Merge
 from hvd_compress.tools.bench.bars import draw
@@ -23,15 +22,17 @@ from hvd_compress.tools.terminal import (
     ToJson,
     ToPlot,
     app,
+    help_without_command,
     note,
     progress,
     refusals,
     remove_jobs_on_sigterm,
+    screen,
     write_json,
 )
 from hvd_compress.tools.units import size
 
-bench = typer.Typer(no_args_is_help=True)
+bench = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 app.add_typer(bench, name="bench")
 
 _PROFILED = 10
@@ -45,13 +46,13 @@ Specs = Annotated[list[str], typer.Argument(metavar="SPEC...", help="Methods, as
 Hosts = Annotated[int, typer.Option(min=0, help="Emulated hosts, of a rank each (needs root); 0: this machine.")]
 Rate = Annotated[
     str | None,
-    typer.Option(help="What an emulated host can send and receive: 100mbit, 1gbit ...; with --hosts. [unlimited]"),
+    typer.Option(help="Bandwidth of an emulated host, with --hosts: 100mbit, 1gbit ... [unlimited]"),
 ]
 Ranks = Annotated[int, typer.Option(min=1, help="Ranks on this machine, without --hosts.")]
-By = Annotated[Controller, typer.Option(help="What Horovod communicates by, without --hosts.")]
-Trains = Annotated[Framework, typer.Option(help="What trains.")]
+By = Annotated[Controller, typer.Option(help="The library that Horovod communicates by, without --hosts.")]
+Trains = Annotated[Framework, typer.Option(help="The framework that trains.")]
 Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each method.")]
-Warmup = Annotated[int, typer.Option(min=1, help="Steps of each before.")]
+Warmup = Annotated[int, typer.Option(min=1, help="Steps of each method before those.")]
 Merging = Annotated[
     list[str] | None,
     typer.Option(help="Partitions to compare, as layer,2,search; by default the package's own. Can be repeated."),
@@ -63,9 +64,10 @@ Against = Annotated[
 
 
 @bench.callback()
-def _begin() -> None:
-    """Measure how fast it is."""
+def _begin(context: typer.Context) -> None:
+    """Measure speed and memory."""
     remove_jobs_on_sigterm()
+    help_without_command(context)
 
 
 @bench.command()
@@ -76,21 +78,21 @@ def steps(
     ranks: Ranks = 2,
     controller: By = "gloo",
     framework: Trains = "torch",
-    model: Annotated[Model, typer.Option(help="What is trained.")] = "linear",
+    model: Annotated[Model, typer.Option(help="The model.")] = "linear",
     steps: Steps = 12,
     warmup: Warmup = 4,
     merge: Merging = None,
     against: Against = None,
-    memory: Annotated[bool, typer.Option("--memory", help="Measure peak memory, and not time.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Measure peak memory instead of time.")] = False,
     as_json: ToJson = None,
     plot: ToPlot = None,
 ) -> None:
-    """Measure whole training steps under Horovod; the methods take turns in the same processes.
+    """Measure whole training steps under Horovod.
 
-    linear has eight linear layers of 1024 with ReLU between them and a head, mlp 80 of 256 with LayerNorm, both at
-    batch size 32; resnet50 takes four images of 64 x 64; many has 500 matrices of 64 x 32, whose gradients cost
-    nothing. A step is the time of the slowest rank.
-    The floor of a method is the time of the step alone, or of its bytes on the link if that is more.
+    The methods take turns in the same processes. linear has eight linear layers of 1024 with ReLU between them and a
+    head, mlp 80 of 256 with LayerNorm, both at batch size 32; resnet50 takes four images of 64 x 64; many has 500
+    matrices of 64 x 32, whose gradients cost nothing. A step is the time of the slowest rank. The floor of a method is
+    the time of the step alone, or of its bytes on the link if that is more.
     """
     with refusals():
         compared = entries(specs, read_merges(merge or []), against is not None)
@@ -113,20 +115,21 @@ def exchange(
     rate: Rate = None,
     ranks: Ranks = 2,
     controller: By = "gloo",
-    shapes: Annotated[Model, typer.Option(help="Of the gradients.")] = "resnet50",
+    shapes: Annotated[Model, typer.Option(help="The model whose gradients are exchanged.")] = "resnet50",
     steps: Steps = 12,
     warmup: Warmup = 4,
     merge: Merging = None,
     against: Against = None,
-    profile: Annotated[bool, typer.Option("--profile", help="Also tell which functions take the time.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Also list the functions that take the time.")] = False,
     as_json: ToJson = None,
     plot: ToPlot = None,
 ) -> None:
-    """Measure compressing, exchanging and decompressing alone, in PyTorch, of gradients that are there already.
+    """Measure the exchange of gradients alone, in PyTorch.
 
-    The backward pass hands them out one after another, the last parameter's first, without computing or copying. The
-    time is that of this pass and of the optimizer's synchronize(), less that of the same pass without Horovod. Calls
-    are compress and decompress as Horovod sees them, without waiting: what they cost in Python and in kernels.
+    An exchange is compressing, communicating and decompressing gradients that are there already. The backward pass
+    hands them out one after another, the last parameter's first, without computing or copying. The time is that of this
+    pass and of the optimizer's synchronize(), less that of the same pass without Horovod. Calls are compress and
+    decompress as Horovod sees them, without waiting: their cost in Python and in kernels.
     """
     with refusals():
         compared = entries(specs, read_merges(merge or []), against is not None)
@@ -175,7 +178,7 @@ def _show(
     json_to: Path | None,
     plot: Path | None,
 ) -> None:
-    machine, console = Machine.here(), Console()
+    machine, console = Machine.here(), screen()
     settings = {"what": task.what, "model": task.model, "steps": task.steps, "warmup": task.warmup}
     facts = {"title": title, "machine": machine._asdict(), "settings": settings | {"where": where._asdict()}}
     write_json(json_to, facts | {"results": as_json(found)})

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
 
 from hvd_compress.tools.bench.bars import Bar, draw
 from hvd_compress.tools.bench.distributed.command import bench
@@ -16,7 +15,7 @@ from hvd_compress.tools.bench.local import kernels as kernels_
 from hvd_compress.tools.bench.local import methods as methods_
 from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.tables import Grid
-from hvd_compress.tools.terminal import ToJson, ToPlot, note, progress, refusals, write_json
+from hvd_compress.tools.terminal import ToJson, ToPlot, note, progress, refusals, screen, write_json
 from hvd_compress.tools.units import NONE, number
 
 __all__ = ["bench"]
@@ -29,7 +28,10 @@ Turns = Annotated[int, typer.Option(min=1, help="Measured turns of each.")]
 
 @bench.command()
 def kernels(size: Size = 25_000_000, turns: Turns = 7, as_json: ToJson = None, plot: ToPlot = None) -> None:
-    """Measure the kernels for CPUs, in plain copies of the same array; torch.topk is timed beside them."""
+    """Measure the CPU kernels.
+
+    Times are also given in plain copies of the same array, and compared with torch.topk.
+    """
     with refusals():
         lines = _measured(kernels_.names(), lambda begins: kernels_.measure(size, turns, begins))
         rows = [
@@ -46,7 +48,10 @@ def kernels(size: Size = 25_000_000, turns: Turns = 7, as_json: ToJson = None, p
 
 @bench.command()
 def graph(size: Size = 25_000_000, turns: Turns = 5, as_json: ToJson = None, plot: ToPlot = None) -> None:
-    """Measure ways to do the same in a graph of TensorFlow: calling kernels, compiled by XLA, as plain operations."""
+    """Measure primitives in a TensorFlow graph.
+
+    Each is measured in three ways: as a call of our kernel, compiled by XLA, and as plain operations.
+    """
     with refusals():
         lines = _measured(graph_.NAMES, lambda begins: graph_.measure(size, turns, begins))
         ways = ("kernel", "xla", "plain")
@@ -65,12 +70,15 @@ def graph(size: Size = 25_000_000, turns: Turns = 5, as_json: ToJson = None, plo
 def methods(
     specs: Annotated[list[str], typer.Argument(metavar="SPEC...", help="Methods, as topk:ratio=0.01.")],
     size: Size = 25_000_000,
-    ranks: Annotated[int, typer.Option(min=1, help="Whose payloads are decoded.")] = 2,
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks whose payloads are decoded.")] = 2,
     turns: Turns = 5,
     as_json: ToJson = None,
     plot: ToPlot = None,
 ) -> None:
-    """Measure whole methods in this process: compressing with feedback, and decompressing, without any network."""
+    """Measure compression and decompression in one process.
+
+    Compression includes error feedback. No network is used.
+    """
     with refusals():
         lines = _measured(specs, lambda begins: methods_.measure(specs, size, ranks, turns, begins))
         rows = [
@@ -109,7 +117,7 @@ def _show(
     write_json(as_json, facts)
     if plot:
         draw(plot, bars, title=f"{table.title}\n{machine.cpu}", axis="plain copies of the array")
-    Console().print(table)
+    screen().print(table)
     note(machine)
 
 

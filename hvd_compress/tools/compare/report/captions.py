@@ -23,36 +23,37 @@ class Picture(NamedTuple):
 
 
 _LINES = (
-    "Lines are medians over the seeds, as far as all of them are known; bands go from the least to the largest. A dot"
-    " is where the target is reached, a cross where a training diverged."
+    "Lines are medians over the seeds, while all of them train; bands are the range. A dot marks where a line first"
+    " reaches the target, a cross where a training diverged."
 )
 
 PICTURES = (
     Picture(
         "metric-time",
-        "How good the model is, by time",
+        "Metric against training time",
         "A line for each method: the metric against the seconds of training.",
-        f"{_LINES} The clock stands still during evaluations.",
+        f"{_LINES} The clock stands still during evaluations. The axis leaves out early training, which would hide"
+        " differences at the end.",
         plots.metric_by_time,
     ),
     Picture(
         "metric-steps",
-        "How good the model is, by steps",
+        "Metric against steps",
         "A line for each method: the metric against the number of steps.",
-        f"The same without time: what compression costs in learning. {_LINES}",
+        f"This shows how compression affects convergence, whatever its speed. {_LINES}",
         plots.metric_by_steps,
     ),
     Picture(
         "time-to-target",
         "Time to the target",
-        "A bar for each method: how soon it reached the target, with the range over the seeds.",
-        "Bars are medians of the baseline's time over the method's, seed by seed; whiskers go from the least to the"
-        " largest. Where the baseline did not reach the target, they are seconds.",
+        "A bar for each method: its speedup to the target, with the range over the seeds.",
+        "Bars are medians of the baseline's time over the method's, seed by seed; whiskers are the"
+        " range. Where the baseline did not reach the target, they are seconds.",
         charts.time_to_target,
     ),
     Picture(
         "step",
-        "Where the time of a step goes",
+        "Time of a step",
         "A bar for each method: the milliseconds of a step, in computing, encoding, waiting and decoding.",
         "Compute is what is left of a step after the rest. Hatched: waiting was not measured, and is what a step"
         " takes beyond computing alone; so it has all in it that was not measured, as fp16's casts to 16 bits.",

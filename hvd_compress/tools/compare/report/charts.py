@@ -40,7 +40,7 @@ def time_to_target(comparison: Comparison) -> Figure:
     judged, base = judge(comparison), baseline(comparison)
     relative = any(one.spec == base and one.reached for one in judged)
     goal = f"{comparison.goal.metric} {setting(comparison.target)}"
-    what = f"{goal}: how many times as soon as with {base}" if relative else f"Training until {goal}"
+    what = f"{goal}: speedup over {base}" if relative else f"Training until {goal}"
     drawn, axes = framed(_REST + _ROW * len(judged), what, comparison)
     for row, one in enumerate(judged):
         found = one.ratio if relative else one.seconds
@@ -56,8 +56,8 @@ def time_to_target(comparison: Comparison) -> Figure:
     if relative:
         axes.axvline(1, color=INK, lw=1, dashes=(4, 3), zorder=0)
     axes.set_xlim(left=0)
-    longer = f"times as soon as {base} (dashed: as soon), the better of none and fp16; the longer the better"
-    axes.set_xlabel(longer if relative else "seconds of training; the shorter the better", fontsize=9)
+    longer = f"speedup over {base}, the better of none and fp16 (dashed: 1); longer is better"
+    axes.set_xlabel(longer if relative else "seconds of training; shorter is better", fontsize=9)
     return drawn
 
 

@@ -54,6 +54,18 @@ def line(outcomes: Sequence[Outcome], by: str, positive: bool = False) -> Line:
     return Line(at, np.median(rows, 0), rows.min(0), rows.max(0), lost)
 
 
+def crossing(found: Line, target: float, higher_is_better: bool) -> float | None:
+    """Return where the median first reaches the target, between two points; None if it does not."""
+    sign = 1.0 if higher_is_better else -1.0
+    there = np.flatnonzero(sign * found.median >= sign * target)
+    if not len(there):
+        return None
+    end = int(there[0])
+    begin = max(end - 1, 0)
+    (x, y), (x2, y2) = ((found.at[i], found.median[i]) for i in (begin, end))
+    return float(x if y2 == y else x + (target - y) / (y2 - y) * (x2 - x))
+
+
 def _finite(outcome: Outcome, by: str, positive: bool) -> tuple[Floats, Floats]:
     points = [(float(getattr(one, by)), one.metric) for one in outcome.curve]
     kept = [(x, y) for x, y in points if math.isfinite(y) and (x > 0 or not positive)]

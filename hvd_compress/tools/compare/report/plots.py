@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvd_compress.tools.compare.judging import baseline, judge
 from hvd_compress.tools.compare.report.charts import framed
-from hvd_compress.tools.compare.report.curves import Line, limits, line, unequal
+from hvd_compress.tools.compare.report.curves import Line, crossing, limits, line, unequal
 from hvd_compress.tools.compare.results import Comparison
 from hvd_compress.tools.drawing import BASELINES, COLOURS, INK, logarithmic, plain
 from hvd_compress.tools.units import metric, setting
@@ -52,9 +52,9 @@ def _metric(comparison: Comparison, by: str, log: bool = False) -> Figure:
         begin = min([begin, *found.at[_seen(found, bounds)]])
         handle = _draw(axes, found, look, one.spec == base)
         handles.append((handle, plain(one.spec) + _unseen(found, bounds)))
-        at = one.seconds if by == "seconds" else one.steps
-        if at:  # where it reaches the target
-            axes.plot([at.median], [comparison.target], "o", color=look.colour, mec="white", ms=7, zorder=5)
+        at = crossing(found, comparison.target, comparison.goal.higher_is_better)
+        if at is not None:
+            axes.plot([at], [comparison.target], "o", color=look.colour, mec="white", ms=7, zorder=5)
     aim = axes.axhline(comparison.target, color=INK, lw=1, dashes=(4, 3), zorder=1)
     handles.append((aim, f"target: {setting(comparison.target)}"))
     _scale(axes, bounds, 0.0 if not log else begin if math.isfinite(begin) else 1.0)

@@ -27,7 +27,6 @@ _MARKS = {
 def head(comparison: Comparison, title: str) -> str:
     what = [
         comparison.framework,
-        counted(comparison.size, "rank"),
         comparison.where,
         f"target: {target(comparison)}",
         f"{counted(comparison.seeds, 'seed')} each",
@@ -65,9 +64,10 @@ def main_table(comparison: Comparison) -> str:
         rows.append([escape(one.spec), found, *(_cell(column.cell(one)) for column in figures)])
     heads = ["Method", "Verdict", *(column.head for column in figures)]
     note = (
-        '<p class="soft">Medians over the seeds; below them, from the least to the largest. Bytes are in each step.</p>'
+        '<p class="soft">Medians over the seeds; below them, the range. Bytes are per step. vNMSE is the squared'
+        " error of the compressed mean of the gradients, divided by the squared norm of the exact mean: 0 is exact.</p>"
     )
-    return f"<h2>The methods, the best first</h2>\n{_table('The methods', heads, rows, 'methods')}\n{note}"
+    return f"<h2>Methods, best first</h2>\n{_table('Methods', heads, rows, 'methods')}\n{note}"
 
 
 def _cell(cell: Cell) -> str:
@@ -110,7 +110,7 @@ def rates(comparison: Comparison) -> str:
     order = {spec: place for place, spec in enumerate(comparison.methods)}
     known.sort(key=lambda pair: (order.get(pair[0].spec, len(order)), pair[0].lr or 0.0))
     rows = [[escape(cell) for cell in _rate(one, what, comparison.target)] for one, what in known]
-    heads = ["Method", "Learning rate", "Time to target, s", f"Final {comparison.goal.metric}", "What became of it"]
+    heads = ["Method", "Learning rate", "Time to target, s", f"Final {comparison.goal.metric}", "Result"]
     return f"<h2>Learning rates, with the first seed</h2>\n{_table('Learning rates', heads, rows)}"
 
 
@@ -132,23 +132,35 @@ def failures(comparison: Comparison) -> str:
         told.append(
             f"<p><code>{escape(one.spec)}</code>, seed {one.seed}{escape(rate)}:</p>\n<pre>{escape(one.message)}</pre>"
         )
-    return "\n".join(["<h2>What failed</h2>", *told]) if told else ""
+    return "\n".join(["<h2>Failures</h2>", *told]) if told else ""
 
 
 def how(comparison: Comparison) -> str:
     """Return how to reproduce the comparison, its machine, and how it was measured."""
-    conditions = [[escape(name), escape(_value(value))] for name, value in comparison.conditions.items()]
+    conditions = [[escape(name), escape(_value(value))] for name, value in _settings(comparison).items()]
     notes = "".join(f"<li>{escape(one)}</li>" for one in MEASURED)
     parts = [
-        "<h2>How to do it again</h2>",
+        "<h2>Reproduce</h2>",
         f"<pre>{escape(comparison.command)}</pre>",
         f'<p class="soft">On {escape(str(comparison.machine))}. All figures are in results.json.</p>',
-        "<h2>How it was measured</h2>",
+        "<h2>Method of measurement</h2>",
         f'<ul class="prose">{notes}</ul>',
     ]
     if conditions:
         parts.insert(3, f"<h2>Conditions</h2>\n{_table('Conditions', ['Setting', 'Value'], conditions, 'words')}")
     return "\n".join(parts)
+
+
+def _settings(comparison: Comparison) -> dict[str, Any]:
+    """Return the conditions, with the task's own epochs and learning rate where the user named none."""
+    found = {name: value for name, value in comparison.conditions.items() if value not in (None, {}, [], "")}
+    if comparison.outcomes:
+        goal = comparison.goal
+        found |= {"epochs": goal.epochs} if goal.epochs else {}
+        found |= {"steps": goal.steps, "parameters": f"{goal.parameters:,}"}
+        if goal.lr is not None and all(one.lr is None for one in comparison.outcomes):
+            found["learning rate"] = goal.lr
+    return found
 
 
 def _value(value: Any) -> str:

@@ -48,7 +48,7 @@ tbody th { font-weight: 400; min-width: 9.5rem; max-width: 15rem; }
 .mark { display: inline-block; border-radius: 4px; padding: .05em .5em; margin-left: -.5em; }
 .mark.good { background: var(--good-ground); color: var(--good); font-weight: 600; margin-left: 0; }
 .mark.bad { background: var(--bad-ground); color: var(--bad); margin-left: 0; }
-figure { margin: 0 0 1.5rem; max-width: 1080px; }
+figure { margin: 0 0 1.5rem; }
 figure .scroll { background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: .6rem; }
 figure img { display: block; width: 100%; min-width: 640px; height: auto; }
 figcaption { font-size: .9rem; margin-top: .5rem; max-width: 50rem; }

@@ -44,7 +44,7 @@ def columns(comparison: Comparison, width: int = PAGE) -> list[Column]:
     found = [
         Column("Learning rate", lambda one: Cell(NONE if one.lr is None else setting(one.lr)), PAGE),
         Column("Time to target, s", lambda one: _spread(one.seconds, seconds)),
-        Column(f"Times as soon as {baseline(comparison)}", lambda one: _spread(one.ratio, times)),
+        Column(f"Speedup over {baseline(comparison)}", lambda one: _spread(one.ratio, times)),
         Column("Seeds at target", lambda one: Cell(f"{one.reached} of {one.seeds}")),
         Column("Steps to target", lambda one: _spread(one.steps, _whole), PAGE),
         Column(f"Final {metric}", lambda one: _spread(one.final, units.metric)),

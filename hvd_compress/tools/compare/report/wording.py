@@ -13,7 +13,7 @@ from hvd_compress.tools.units import counted, listed, seconds, setting, times
 def words(comparison: Comparison) -> list[str]:
     """Tell what pays here and by how much, what may, what does not, and what costs quality."""
     if not comparison.outcomes:
-        return ["No training came to an end; the failures tell why."]
+        return ["No training ended; see the failures."]
     found = judge(comparison)
     goal = f"{comparison.goal.metric} {setting(comparison.target)}"
     better = baseline(comparison)
@@ -27,9 +27,9 @@ def words(comparison: Comparison) -> list[str]:
         obvious = base.reached and one.verdict is Verdict.NOT_REACHED  # then there is no need to say how far off it is
         told += [f"{named(one.spec)} {what}." for what in (*one.warnings, "" if obvious else one.worse) if what]
     if any(one.seconds and one.seconds.low <= 0 for one in found):
-        told.append(f"Models have {goal} before their first step: only a harder target tells methods apart.")
+        told.append(f"Models have {goal} before their first step; choose a harder target to compare methods.")
     if comparison.seeds == 1:
-        told.append("With one seed, nothing tells how much of this is chance.")
+        told.append("With one seed, the effect of chance is unknown.")
     return told
 
 
@@ -56,7 +56,7 @@ def _against(base: Judgement, rest: Sequence[Judgement], goal: str) -> list[str]
         told.append(f"{named(one.spec)} may pay: {goal} in {_time(one)}, {_sooner(one, base)}.")
     if slow:
         others = listed([f"{named(one.spec)} ({_times(one, base)}{_only(one)})" for one in slow])
-        told.append(f"Not worth it here: {others}.")
+        told.append(f"Not worth it here, with the speedup: {others}.")
     return told
 
 
@@ -64,9 +64,9 @@ def _without(comparison: Comparison, found: Sequence[Judgement], rest: Sequence[
     """Tell what follows where neither of Horovod's own methods did."""
     there = _with(rest, Verdict.REACHED)
     if not there:
-        return [f"No method reached {goal}, so that none can be judged by it."]
+        return [f"No method reached {goal}, so there is no verdict."]
     how = listed([_missed(comparison, one, goal) for one in found if one.spec in HOROVODS])
-    return [f"{how}, so that there is no baseline.", *(f"{one.spec} did, in {_time(one)}." for one in there)]
+    return [f"{how}, so there is no baseline.", *(f"{one.spec} did, in {_time(one)}." for one in there)]
 
 
 def _missed(comparison: Comparison, one: Judgement, goal: str) -> str:
@@ -82,7 +82,7 @@ def _missed(comparison: Comparison, one: Judgement, goal: str) -> str:
 def _time(one: Judgement) -> str:
     """Write as in ``198 s (190 to 205), with 2 of 3 seeds``."""
     if one.seconds is None:
-        return "no time that is known"
+        return "an unknown time"
     reaches = span(one.seconds, seconds)
     return f"{seconds(one.seconds.median)} s{f' ({reaches})' if reaches else ''}{_only(one)}"
 
@@ -92,17 +92,17 @@ def _only(one: Judgement) -> str:
 
 
 def _sooner(one: Judgement, base: Judgement) -> str:
-    """Write as in ``4.8 times as soon as fp16 (4.5 to 5.1 over 3 seeds)``."""
+    """Write as in ``a speedup of 4.8x over fp16 (4.5 to 5.1 over 3 seeds)``."""
     if one.ratio is None:
         return f"with other seeds than {named(base.spec)}"
     reaches = span(one.ratio, times)
     over = f" ({reaches} over {one.pairs} seeds)" if reaches else ""
-    return f"{times(one.ratio.median)} times as soon as {named(base.spec)}{over}"
+    return f"a speedup of {times(one.ratio.median)}x over {named(base.spec)}{over}"
 
 
 def _times(one: Judgement, base: Judgement) -> str:
-    """Write in short, as in ``4.8 times as soon; 4.5 to 5.1``."""
+    """Write in short, as in ``4.8x; 4.5 to 5.1``."""
     if one.ratio is None:
         return f"with other seeds than {named(base.spec)}"
     reaches = span(one.ratio, times)
-    return f"{times(one.ratio.median)} times as soon{f'; {reaches}' if reaches else ''}"
+    return f"{times(one.ratio.median)}x{f'; {reaches}' if reaches else ''}"
