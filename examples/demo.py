@@ -242,7 +242,7 @@ def main() -> None:
         become_root()
         where, obstacle = place()
         if obstacle:
-            console.print(f"To see what compression gains on a slow link: {obstacle}", markup=False, highlight=False)
+            print(f"To see what compression gains on a slow link: {obstacle}", flush=True)
         results = train_all(console, runs_on(where), where)
         show(console, results, where)
         if args.markdown:
