@@ -25,6 +25,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--compression", default="topk:ratio=0.01", metavar="SPEC", help="default: %(default)s")
 parser.add_argument("--lr", default=0.1, type=float, help="learning rate; default: %(default)s")
 parser.add_argument("--momentum", default=0.8, type=float, help="of SGD; default: %(default)s")
+parser.add_argument("--hidden", default=128, type=int, help="width of the hidden layer; default: %(default)s")
 parser.add_argument("--epochs", default=10, type=int, help="default: %(default)s")
 parser.add_argument("--report", metavar="FILE", help="also append what is printed to this file, as lines of JSON")
 args = parser.parse_args()
@@ -56,7 +57,7 @@ model = keras.Sequential(
         keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
         keras.layers.MaxPooling2D(2),
         keras.layers.Flatten(),
-        keras.layers.Dense(128, activation="relu"),
+        keras.layers.Dense(args.hidden, activation="relu"),
         keras.layers.Dense(10),
     ]
 )

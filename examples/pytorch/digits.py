@@ -25,6 +25,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--compression", default="topk:ratio=0.01", metavar="SPEC", help="default: %(default)s")
 parser.add_argument("--lr", default=0.1, type=float, help="learning rate; default: %(default)s")
 parser.add_argument("--momentum", default=0.8, type=float, help="of SGD; default: %(default)s")
+parser.add_argument("--hidden", default=128, type=int, help="width of the hidden layer; default: %(default)s")
 parser.add_argument("--epochs", default=10, type=int, help="default: %(default)s")
 parser.add_argument("--report", metavar="FILE", help="also append what is printed to this file, as lines of JSON")
 args = parser.parse_args()
@@ -56,9 +57,9 @@ model = nn.Sequential(
     nn.ReLU(),
     nn.MaxPool2d(2),
     nn.Flatten(),
-    nn.Linear(1024, 128),
+    nn.Linear(1024, args.hidden),
     nn.ReLU(),
-    nn.Linear(128, 10),
+    nn.Linear(args.hidden, 10),
 )
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 

@@ -98,13 +98,13 @@ def read_link(text: str) -> str:
     return text
 
 
-def execute(module: str, argument: str, where: Where, watch: Callable[[], None], limit: float = TIME_LIMIT) -> None:
-    """Run ``python -m module argument`` on every rank, at most so many seconds; call ``watch`` again and again.
+def execute(program: Sequence[str], where: Where, watch: Callable[[], None], limit: float = TIME_LIMIT) -> None:
+    """Run ``python PROGRAM ...`` on every rank, at most so many seconds; call ``watch`` again and again.
 
     Raises:
         ClusterError: If the hosts cannot be made, or the program fails.
     """
-    command = [sys.executable, "-m", module, argument]
+    command = [sys.executable, *program]
     failed, output = (_on_hosts if where.hosts else _here)(command, where, watch, limit)
     if failed:
         raise ClusterError(f"{failed}; it printed:\n{_tail(output)}")

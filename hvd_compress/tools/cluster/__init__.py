@@ -2,5 +2,6 @@
 
 from hvd_compress.tools.cluster.cluster import Cluster
 from hvd_compress.tools.cluster.job import Finished
+from hvd_compress.tools.cluster.rootless import become_root
 
-__all__ = ["Cluster", "Finished"]
+__all__ = ["Cluster", "Finished", "become_root"]

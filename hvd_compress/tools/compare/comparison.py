@@ -128,7 +128,7 @@ class Course:
             self._watch.moves(job, goal, None if metric is None else Point(step, seconds, metric))
 
         try:
-            execute(WORKERS[self._request.framework], job.to_json(), where, look, job.budget + _GRACE)
+            execute(["-m", WORKERS[self._request.framework], job.to_json()], where, look, job.budget + _GRACE)
             known = _read(log.read_text())
         finally:
             log.unlink()

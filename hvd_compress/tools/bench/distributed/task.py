@@ -140,5 +140,5 @@ def run(task: Task, framework: Framework, where: Where, watch: Callable[[int], N
         written = Path(folder, "task.json")
         task.write(written)
         module = f"hvd_compress.tools.bench.distributed.{WORKERS[framework]}"
-        execute(module, str(written), where, lambda: watch(len(read_report(task.report(0)))))
+        execute(["-m", module, str(written)], where, lambda: watch(len(read_report(task.report(0)))))
         return [read_report(task.report(rank)) for rank in range(where.size)]
