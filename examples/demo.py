@@ -52,7 +52,7 @@ COLUMNS = (
     "Bytes per\nrank\nand step",
     "Ratio",
     "Step time",
-    "Speed-up\nover none\nand fp16",
+    "Speedup\nover none\nand fp16",
 )
 BAR = 40
 """Characters of the longest bar."""
@@ -214,7 +214,7 @@ def caption(where: Where) -> str:
         link = f"The ranks are on {where.hosts} emulated hosts of this machine, with a link of 100 Mbit/s between them."
     else:
         link = "Both ranks are on this machine: the step time shows what compression costs, not what it saves."
-    return f"{link}\nThe speed-up is that of a step, over the faster of none and fp16."
+    return f"{link}\nThe speedup is that of a step, over the faster of none and fp16."
 
 
 def check(results: Results) -> None:

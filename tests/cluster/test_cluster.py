@@ -239,7 +239,7 @@ def test_rates(rate: str, bits: int | None) -> None:
     assert bits_per_second(rate) == bits
 
 
-@pytest.mark.parametrize("rate", ["", "100", "99kbit", "1tbit", "-1mbit", "1 gbps", "101gbit"])
+@pytest.mark.parametrize("rate", ["", "100", "99kbit", "1tbit", "-1mbit", "1 GBps", "101gbit"])
 def test_other_rates_are_refused(rate: str) -> None:
     with pytest.raises(ClusterError, match=rf"rate='{rate}' is not allowed: .*100mbit or 1gbit"):
         Cluster(2, rate)
