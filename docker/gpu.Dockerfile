@@ -24,6 +24,6 @@ ENV PATH=/opt/hvd_compress/.venv-cuda/bin:$PATH
 RUN python -m compileall -q hvd_compress
 USER trainer
 WORKDIR /home/trainer
-RUN python -c "import hvd_compress.ops.numpy_compiled"
+RUN python -m hvd_compress.kernels.cpu
 EXPOSE 2222
 CMD ["sshd.sh"]
