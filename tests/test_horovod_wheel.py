@@ -108,6 +108,7 @@ class TestHorovodSources:
         (folder / "horovod" / "torch").mkdir(parents=True)
         (folder / "CMakeLists.txt").write_text("project(horovod CXX)\nset(CMAKE_CXX_STANDARD 14)\n")
         (folder / "horovod/torch/CMakeLists.txt").write_text("    set(CMAKE_CXX_STANDARD 14)\n")
+        (folder / "setup.py").write_text("config = 'Debug' if debug else 'RelWithDebInfo'\n")
         return folder
 
     def test_patch(self, tmp_path: Path) -> None:
@@ -119,6 +120,7 @@ class TestHorovodSources:
             "set(CMAKE_CXX_STANDARD 17)",
         ]
         assert "STANDARD 17)" in (tmp_path / "horovod/torch/CMakeLists.txt").read_text()
+        assert (tmp_path / "setup.py").read_text() == "config = 'Debug' if debug else 'Release'\n"
 
     def test_patch_does_not_fit(self, tmp_path: Path) -> None:
         source = self.make_sources(tmp_path)

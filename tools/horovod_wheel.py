@@ -44,7 +44,10 @@ OPTIONS = {
 CXX_14, CXX_17 = "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)"
 PROJECT = "project(horovod CXX)"
 RELOCATABLE = 'set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)\nset(CMAKE_INSTALL_RPATH "$ORIGIN/../../../..")'
+# Half of the compiler's time goes into what a debugger needs.
+DEBUG, RELEASE = "else 'RelWithDebInfo'", "else 'Release'"
 PATCHES = (
+    ("setup.py", DEBUG, RELEASE),
     ("CMakeLists.txt", CXX_14, CXX_17),
     ("CMakeLists.txt", PROJECT, f"{PROJECT}\n{RELOCATABLE}"),
     ("horovod/torch/CMakeLists.txt", CXX_14, CXX_17),
@@ -180,7 +183,6 @@ def build(paths: Paths, key: str) -> Path:
 
 def install(paths: Paths, wheel: Path) -> None:
     """Installs a wheel and tries it out; one that does not work leaves the cache."""
-    say(f"Installing Horovod {VERSION} ...")
     try:
         pip(paths, "Installing Horovod", "install", "--no-deps", "--force-reinstall", wheel)
         done, output = run(paths, paths.python, "-c", TRY_OUT, recipe(paths).operations, *recipe(paths).modules)
@@ -191,13 +193,15 @@ def install(paths: Paths, wheel: Path) -> None:
         raise
 
 
-def install_horovod(paths: Paths) -> None:
+def install_horovod(paths: Paths) -> str:
     """Installs Horovod from the cache, or builds it."""
     key = horovod_key(paths)
     with locked(paths.cache / "lock", "Waiting for another build of Horovod ..."):
         for wheel in shelf(paths, key):
             try:
-                return install(paths, wheel)
+                install(paths, wheel)
+                return f"Installed Horovod {VERSION}"
             except SetupError:
                 say("The Horovod wheel in the cache does not work ...")
-        return install(paths, build(paths, key))
+        install(paths, build(paths, key))
+        return f"Built and installed Horovod {VERSION}"

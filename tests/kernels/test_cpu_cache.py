@@ -144,10 +144,20 @@ def test_wrong_types_are_refused_by_the_first_call_as_by_the_next(tmp_path: Path
 @pytest.mark.slow
 def test_the_command_compiles_all_kernels() -> None:
     """In the user's own cache, where `make setup` has done so: compiling all takes half a minute."""
-    cache = Path(os.environ.get("NUMBA_CACHE_DIR") or Path.home() / ".cache" / "hvd_compress")
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(os.environ.get("NUMBA_CACHE_DIR") or caches / "hvd_compress")
     said = python("-m", "hvd_compress.kernels.cpu", cache=cache).stdout
     count, missed = python("-c", ALL_FROM_DISK, cache=cache).stdout.split()
     assert said.startswith(f"{count} CPU kernels are in {cache}") and int(count) > 30 and missed == "0"
+
+
+def test_without_a_folder_named_for_them_kernels_are_kept_in_the_users_cache(tmp_path: Path) -> None:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    environment.pop("NUMBA_CACHE_DIR", None)
+    subprocess.run(
+        [sys.executable, "-c", FIRST_CALL, "5"], env=environment, check=True, capture_output=True, timeout=120
+    )
+    assert loops_in(tmp_path / "hvd_compress") == ["scatter._ascending"]
 
 
 def test_the_command_says_where_no_kernel_can_be_kept(tmp_path: Path) -> None:

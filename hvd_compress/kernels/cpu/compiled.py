@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -117,9 +118,9 @@ def cache_folder() -> Path | None:
     processor: tuple[str, ...] = cpu_target.target_context.codegen().magic_tuple()
     facts = [repr((numba.__version__, processor)).encode(), *(source.read_bytes() for source in sources)]
     name = hashlib.sha256(b"".join(facts)).hexdigest()[:16]
-    base = Path(_CONFIG.CACHE_DIR) if _CONFIG.CACHE_DIR else Path("~/.cache/hvd_compress").expanduser()
-    folder = base / f"kernels-{name}"
     try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = Path(_CONFIG.CACHE_DIR or home / "hvd_compress") / f"kernels-{name}"
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):  # whose name no other process has, be it forked from the same one
             pass
