@@ -91,13 +91,13 @@ class TestEnvironment:
 
     def test_kernels_that_cannot_be_compiled_now_do_not_stop_the_set_up(self, with_pip: Paths) -> None:
         said = setup_env.compile_kernels(with_pip)
-        assert said == "Left the CPU kernels to be compiled when they are first used"
+        assert said == "Left the CPU kernels to their first calls"
 
     def test_half_installed_distributions_are_installed_again(self, paths: Paths) -> None:
         whole, half, renamed = (paths.site / name for name in ("a-1.dist-info", "b-1.dist-info", "~c"))
         for folder in (whole, half, renamed):
             folder.mkdir()
-        (whole / "RECORD").touch()
+        (whole / "INSTALLER").touch()
         setup_env.remove_half_installed(paths)
         assert [whole.exists(), half.exists(), renamed.exists()] == [True, False, False]
 
@@ -126,6 +126,8 @@ class Recorder(NamedTuple):
                 shutil.rmtree(paths.venv, ignore_errors=True)
                 paths.python.parent.mkdir(parents=True)
                 paths.python.touch()
+            if step.name == "uv":
+                paths.uv.touch()
             return step.name
 
         return step._replace(run=run)
@@ -142,7 +144,7 @@ def recorder(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return recorder
 
 
-FIRST = ["venv", "frameworks"]
+FIRST = ["venv", "uv", "frameworks"]
 BESIDE = ["packages", "package", "kernels"]
 ALL = [*FIRST, "horovod", *BESIDE]
 
@@ -155,8 +157,8 @@ class TestSteps:
 
     def test_horovod_is_built_beside_what_it_does_not_need(self, paths: Paths, recorder: Recorder) -> None:
         setup_env.set_up(paths)
-        assert recorder.taken[:2] == FIRST
-        assert [name for name in recorder.taken[2:] if name != "horovod"] == BESIDE
+        assert recorder.taken[:3] == FIRST
+        assert [name for name in recorder.taken[3:] if name != "horovod"] == BESIDE
 
     def test_what_developers_need_comes_when_it_is_asked_for(self, paths: Paths, recorder: Recorder) -> None:
         setup_env.set_up(paths)
@@ -205,6 +207,13 @@ class TestSteps:
         recorder.broken.clear()
         setup_env.set_up(paths)
         assert Counter(recorder.taken) == Counter([*ALL, name])
+
+    def test_an_environment_without_uv_gets_it(self, paths: Paths, recorder: Recorder) -> None:
+        setup_env.set_up(paths)
+        recorder.taken.clear()
+        paths.uv.unlink()
+        setup_env.set_up(paths)
+        assert recorder.taken == ["uv"]
 
     def test_a_broken_off_change_is_not_taken_for_done_when_undone(self, paths: Paths, recorder: Recorder) -> None:
         setup_env.set_up(paths)

@@ -7,9 +7,9 @@ GPUs and a Horovod that exchanges by NCCL.
 
 The steps, each of which is skipped while nothing that it depends on has changed:
 
-1. *venv*: a virtual environment of Python 3.11, the newest that TensorFlow 2.15 knows, with pip and uv. A hook puts its
-   `bin` first on PATH in every Python of it, because `horovodrun --mpi` looks for `mpirun` there: activating the
-   environment is not needed.
+1. *venv*: a virtual environment of Python 3.11, the newest that TensorFlow 2.15 knows. A hook puts its `bin`
+   first on PATH in every Python of it, because `horovodrun --mpi` looks for `mpirun` there: activating the
+   environment is not needed. *uv* installs uv in it.
 2. *frameworks*: what Horovod is built against and by. Packages are named by the groups in `pyproject.toml` and pinned
    by `requirements.lock`, or that of the environment; uv installs them from where the user has configured pip to look.
 3. *horovod*: built once and kept in `${XDG_CACHE_HOME:-~/.cache}/hvd_compress/`, see `horovod_wheel.py`.
@@ -71,7 +71,7 @@ def venv_key(paths: Paths) -> str:
 
 
 def make_venv(paths: Paths) -> str:
-    """Makes an environment with pip and uv alone, in the place of any older one."""
+    """Makes an environment with pip alone, in the place of any older one."""
     say(f"Creating {paths.venv.name} ...")
     shutil.rmtree(paths.venv, ignore_errors=True)
     # Not sys.executable: that may be the python of the very environment that was just removed.
@@ -80,8 +80,18 @@ def make_venv(paths: Paths) -> str:
     if not done:
         raise SetupError(f"{paths.venv.name} cannot be made: apt-get install python3-venv may help. Log: {paths.log}")
     (paths.site / "venv_bin_on_path.pth").write_text(PATH_HOOK)
+    return f"Created {paths.venv.name}"
+
+
+def uv_key(paths: Paths) -> str:
+    """An environment that was made by pip alone gets uv, too; later versions come with the frameworks."""
+    return digest(paths.uv) if paths.uv.exists() else ""
+
+
+def install_uv(paths: Paths) -> str:
+    """Installs the installer, by the one that comes with Python."""
     pip(paths, "Installing uv", "install", "-c", paths.pins, "uv")
-    return f"Made {paths.venv.name}"
+    return "Installed uv"
 
 
 def packages_key(paths: Paths) -> str:
@@ -90,9 +100,9 @@ def packages_key(paths: Paths) -> str:
 
 
 def remove_half_installed(paths: Paths) -> None:
-    """Makes uv see what a killed pip or uv left unfinished: RECORD is written last."""
+    """Makes uv see what a killed pip or uv left unfinished: INSTALLER is written when all files are there."""
     for info in paths.site.glob("*.dist-info"):
-        if not (info / "RECORD").exists():
+        if not (info / "INSTALLER").exists():
             shutil.rmtree(info)
     for renamed in paths.site.glob("~*"):
         shutil.rmtree(renamed, ignore_errors=True)
@@ -127,12 +137,16 @@ def kernels_key(paths: Paths) -> str:
 
 
 def compile_kernels(paths: Paths) -> str:
-    """Compiles the kernels for CPUs; where that fails, they are compiled when they are first used."""
+    """Compiles the kernels for CPUs; one that is not compiled here is at its first call."""
     done, _ = run(paths, paths.python, "-m", "hvd_compress.kernels.cpu")
-    return "Compiled the CPU kernels" if done else "Left the CPU kernels to be compiled when they are first used"
+    return "Compiled the CPU kernels" if done else "Left the CPU kernels to their first calls"
 
 
-FIRST = (Step("venv", venv_key, make_venv), Step("frameworks", packages_key, partial(install_group, "frameworks")))
+FIRST = (
+    Step("venv", venv_key, make_venv),
+    Step("uv", uv_key, install_uv),
+    Step("frameworks", packages_key, partial(install_group, "frameworks")),
+)
 HOROVOD = (Step("horovod", horovod_key, install_horovod),)
 BESIDE = (
     Step("packages", packages_key, partial(install_group, "packages")),

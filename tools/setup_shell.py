@@ -66,6 +66,11 @@ class Paths(NamedTuple):
         return self.venv / "bin" / "python"
 
     @property
+    def uv(self) -> Path:
+        """The environment's installer."""
+        return self.venv / "bin" / "uv"
+
+    @property
     def site(self) -> Path:
         """The environment's installed distributions."""
         return self.venv / "lib" / f"python{PYTHON[0]}.{PYTHON[1]}" / "site-packages"
@@ -222,8 +227,7 @@ def uv(paths: Paths, what: str, *arguments: str | Path) -> int:
     options = pip_configuration(listed.stdout)
     variables = {name: value for name, value in uv_variables(options).items() if name not in os.environ}
     no_index = ["--no-index"] if options.get("no-index", "0").lower() in ("1", "true", "yes", "on") else []
-    program = paths.python.with_name("uv")
-    done, output = run(paths, program, "pip", "install", "--python", paths.python, *no_index, *arguments, **variables)
+    done, output = run(paths, paths.uv, "pip", "install", "--python", paths.python, *no_index, *arguments, **variables)
     if not done:
         raise SetupError(f"{what}: {uv_problem(output)}. Log: {paths.log}")
     return len(re.findall(r"^ \+ ", output, re.MULTILINE))
