@@ -44,12 +44,16 @@ OPTIONS = {
 CXX_14, CXX_17 = "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)"
 PROJECT = "project(horovod CXX)"
 RELOCATABLE = 'set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)\nset(CMAKE_INSTALL_RPATH "$ORIGIN/../../../..")'
-# Half of the compiler's time goes into what a debugger needs.
+# What a debugger needs takes time to compile, and so does a second Gloo: C++17 can link the one that is there.
 DEBUG, RELEASE = "else 'RelWithDebInfo'", "else 'Release'"
+SECOND_GLOO = "if(HAVE_GLOO AND (DEFINED Tensorflow_CXX17 AND Tensorflow_CXX17))"
+SECOND_LINK, FIRST_LINK = (f"list(APPEND TF_LINKER_LIBS {name})" for name in ("compatible17_gloo", "gloo"))
 PATCHES = (
     ("setup.py", DEBUG, RELEASE),
     ("CMakeLists.txt", CXX_14, CXX_17),
     ("CMakeLists.txt", PROJECT, f"{PROJECT}\n{RELOCATABLE}"),
+    ("CMakeLists.txt", SECOND_GLOO, "if(FALSE)"),
+    ("horovod/tensorflow/CMakeLists.txt", SECOND_LINK, FIRST_LINK),
     ("horovod/torch/CMakeLists.txt", CXX_14, CXX_17),
 )
 # For the environment with Keras 3: Horovod's XLA operations do not compile against a TensorFlow that has it.
