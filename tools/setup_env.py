@@ -116,7 +116,7 @@ def install_group(group: str, paths: Paths) -> str:
         say("Installing the frameworks ...")
     name = f"{group}{paths.suffix}"
     count = uv(paths, f"Installing {paths.pins.name}", "-c", paths.pins, "--group", name)
-    return f"Installed {count} packages ({name})"
+    return f"Installed {count} packages (group {name})"
 
 
 def package_key(paths: Paths) -> str:
