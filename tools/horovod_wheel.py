@@ -161,7 +161,7 @@ def compile_wheel(paths: Paths, folder: Path) -> Path:
     """Builds the wheel in a folder of its own."""
     source = fetch_sources(paths, folder)
     patch(source, recipe(paths).patches)
-    say(f"Building Horovod {VERSION} (once, about 4 minutes) ...")
+    say(f"Building Horovod {VERSION} (once, a few minutes) ...")
     # OMPI_LDFLAGS: without the rpath that Open MPI's compiler wrapper adds, see RELOCATABLE.
     variables = {**recipe(paths).options, "OMPI_LDFLAGS": f"-L{paths.venv / 'lib'}", "MAKEFLAGS": f"-j{os.cpu_count()}"}
     variables |= cuda_variables(paths)
