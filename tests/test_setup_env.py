@@ -89,7 +89,10 @@ class TestEnvironment:
         )
         assert "no-such-package was not found" in with_pip.log.read_text()
 
-    def test_kernels_that_cannot_be_compiled_now_do_not_stop_the_set_up(self, with_pip: Paths) -> None:
+    def test_kernels_that_cannot_be_compiled_now_do_not_stop_the_set_up(
+        self, with_pip: Paths, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("NUMBA_CACHE_DIR", str(with_pip.root / "pyproject.toml"))
         said = setup_env.compile_kernels(with_pip)
         assert said == "Left the CPU kernels to their first calls"
 
