@@ -16,51 +16,56 @@ export PATH := $(VENV):$(PATH)
 # Two processes; files whose tests start jobs come first, as they take longest.
 PYTEST := $(VENV)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo quick test commands soak keras3 horovod-tests check docs fresh clean
+.PHONY: help setup dev python demo quick test commands soak keras3 horovod-tests check docs fresh clean
 # Each target uses every core by itself, and a run of several should print one after the other.
 .NOTPARALLEL:
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-13s  %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## Make .venv with all that is needed, Horovod included (nothing to do the second time)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || \
-	{ echo "setup: $(PYTHON) is not Python 3.11: apt-get install python3.11-venv, or make PYTHON=..." >&2; exit 1; }
+setup: python ## Make .venv with what the demo and the examples need, Horovod included (nothing to do the second time)
 	@$(PYTHON) tools/setup_env.py
 
 demo: setup ## Show what the package does, on this machine
 	$(VENV)/python examples/demo.py
 
-quick: setup ## Run the tests that start no job and load no TensorFlow (about 70 s)
+dev: python ## Make .venv with what tests and checks need, too (the targets below do so by themselves)
+	@$(PYTHON) tools/setup_env.py dev
+
+python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || \
+	{ echo "setup: $(PYTHON) is not Python 3.11: apt-get install python3.11-venv, or make PYTHON=..." >&2; exit 1; }
+
+quick: dev ## Run the tests that start no job and load no TensorFlow (about 70 s)
 	$(PYTEST) --quick
 
-test: setup ## Run all tests: under horovodrun with 2 and 3 ranks, then all others (about 15 minutes)
+test: dev ## Run all tests: under horovodrun with 2 and 3 ranks, then all others (about 15 minutes)
 	$(VENV)/python tests/parallel/run.py
 	$(PYTEST)
 
-commands: setup ## Run all commands of the documents, on little data (10 minutes, as root for emulated hosts)
+commands: dev ## Run all commands of the documents, on little data (10 minutes, as root for emulated hosts)
 	$(VENV)/python -m pytest -n 2 tests/commands
 
-soak: setup ## Run long jobs with faults, 300 random schedules of faults, and the longest tests (an hour)
+soak: dev ## Run long jobs with faults, 300 random schedules of faults, and the longest tests (an hour)
 	$(PYTEST) --long
 	$(VENV)/python tests/soak/run.py
 	$(VENV)/python tests/parallel/run.py soak
 
-keras3: ## Run the tests of hvd_compress.keras on Keras 3, in .venv-keras3, which it makes
+keras3: python ## Run the tests of hvd_compress.keras on Keras 3, in .venv-keras3, which it makes
 	@$(PYTHON) tools/setup_env.py keras3
 	$(CURDIR)/.venv-keras3/bin/python tests/keras3/run.py
 
-horovod-tests: setup ## Run Horovod's own tests with our compression (HOROVOD=path/to/a/checkout)
+horovod-tests: dev ## Run Horovod's own tests with our compression (HOROVOD=path/to/a/checkout)
 	@test -n "$(HOROVOD)" || { echo "horovod-tests: name a checkout of Horovod: make $@ HOROVOD=path" >&2; exit 2; }
 	$(VENV)/python tools/horovod_tests.py $(HOROVOD)
 
-check: setup ## Lint, check the types, and build the wheel and the sdist
+check: dev ## Lint, check the types, and build the wheel and the sdist
 	$(VENV)/ruff check
 	$(VENV)/ruff format --check
 	$(VENV)/mypy --strict hvd_compress tests examples tools
 	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && $(VENV)/python -m build --no-isolation --outdir "$$dir"
 
-docs: setup ## Write the pages of the API, from its docstrings, into build/api
+docs: dev ## Write the pages of the API, from its docstrings, into build/api
 	$(VENV)/python -m pdoc --docformat google --no-show-source --output-directory $(PAGES) $(API)
 
 fresh: ## Do demo, test and check in a clean clone with an empty cache, as a stranger would

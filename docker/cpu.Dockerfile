@@ -7,6 +7,8 @@ ENV DEBIAN_FRONTEND=noninteractive
 FROM base AS build
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates g++ make python3.11-dev python3.11-venv
 WORKDIR /opt/hvd_compress
+# Who runs the image may not write there, so what Python compiles is in it.
+ENV UV_COMPILE_BYTECODE=1
 # PyTorch's own index has a build without CUDA, which is a tenth as large.
 ARG PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 COPY Makefile LICENSE pyproject.toml requirements.lock ./
@@ -30,6 +32,6 @@ RUN python -m compileall -q /opt/hvd_compress/hvd_compress
 USER trainer
 WORKDIR /home/trainer
 # The kernels for CPUs are compiled here, and not in each container.
-RUN python -c "import hvd_compress.ops.numpy_compiled"
+RUN python -m hvd_compress.kernels.cpu
 EXPOSE 2222
 CMD ["sshd.sh"]

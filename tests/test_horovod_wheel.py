@@ -106,19 +106,27 @@ class TestHorovodSources:
     def make_sources(self, folder: Path) -> Path:
         """The lines of Horovod's sources that the patch is about."""
         (folder / "horovod" / "torch").mkdir(parents=True)
-        (folder / "CMakeLists.txt").write_text("project(horovod CXX)\nset(CMAKE_CXX_STANDARD 14)\n")
+        (folder / "horovod" / "tensorflow").mkdir()
+        (folder / "CMakeLists.txt").write_text(
+            f"project(horovod CXX)\n{horovod_wheel.SECOND_GLOO}\nset(CMAKE_CXX_STANDARD 14)\n"
+        )
+        (folder / "horovod/tensorflow/CMakeLists.txt").write_text(horovod_wheel.SECOND_LINK)
         (folder / "horovod/torch/CMakeLists.txt").write_text("    set(CMAKE_CXX_STANDARD 14)\n")
+        (folder / "setup.py").write_text("config = 'Debug' if debug else 'RelWithDebInfo'\n")
         return folder
 
     def test_patch(self, tmp_path: Path) -> None:
         horovod_wheel.patch(self.make_sources(tmp_path), horovod_wheel.PATCHES)
         lines = (tmp_path / "CMakeLists.txt").read_text().splitlines()
         assert lines[0] == "project(horovod CXX)"
-        assert lines[-2:] == [
+        assert lines[-3:] == [
             'set(CMAKE_INSTALL_RPATH "$ORIGIN/../../../..")',
+            "if(FALSE)",
             "set(CMAKE_CXX_STANDARD 17)",
         ]
+        assert (tmp_path / "horovod/tensorflow/CMakeLists.txt").read_text() == "list(APPEND TF_LINKER_LIBS gloo)"
         assert "STANDARD 17)" in (tmp_path / "horovod/torch/CMakeLists.txt").read_text()
+        assert (tmp_path / "setup.py").read_text() == "config = 'Debug' if debug else 'Release'\n"
 
     def test_patch_does_not_fit(self, tmp_path: Path) -> None:
         source = self.make_sources(tmp_path)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import tomllib
 from setup_support import ROOT, checkout_with_pip, empty_checkout, fake_wheel, message
 
 import setup_env
@@ -59,7 +62,7 @@ class TestWhatIsMissing:
 
     def test_no_such_environment(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert setup_env.main("keras4") == 1
-        said = "setup: there is no environment 'keras4': give none, for .venv, or keras3 or cuda\n"
+        said = "setup: there is no environment 'keras4': give none or dev, for .venv, or keras3 or cuda\n"
         assert capsys.readouterr().err == said
 
     def test_a_broken_system_is_one_line_too(self, paths: Paths, tmp_path: Path) -> None:
@@ -78,19 +81,26 @@ class TestWhatIsMissing:
 
 class TestEnvironment:
     def test_a_package_that_is_not_to_be_had(self, with_pip: Paths) -> None:
-        (with_pip.root / "requirements.lock").write_text("no-such-package==1.0\n")
-        text = message(setup_env.install_requirements, with_pip)
+        (with_pip.root / "pyproject.toml").write_text('[dependency-groups]\npackages = ["no-such-package==1.0"]\n')
+        text = message(setup_env.install_group, "packages", with_pip)
         assert text == (
-            "Installing requirements.lock: no-such-package==1.0 is not to be had: "
+            "Installing requirements.lock: no-such-package is not to be had: "
             f"check the network and pip's configuration. Log: {with_pip.log}"
         )
-        assert "No matching distribution" in with_pip.log.read_text()
+        assert "no-such-package was not found" in with_pip.log.read_text()
+
+    def test_kernels_that_cannot_be_compiled_now_do_not_stop_the_set_up(
+        self, with_pip: Paths, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("NUMBA_CACHE_DIR", str(with_pip.root / "pyproject.toml"))
+        said = setup_env.compile_kernels(with_pip)
+        assert said == "Left the CPU kernels to their first calls"
 
     def test_half_installed_distributions_are_installed_again(self, paths: Paths) -> None:
         whole, half, renamed = (paths.site / name for name in ("a-1.dist-info", "b-1.dist-info", "~c"))
         for folder in (whole, half, renamed):
             folder.mkdir()
-        (whole / "RECORD").touch()
+        (whole / "INSTALLER").touch()
         setup_env.remove_half_installed(paths)
         assert [whole.exists(), half.exists(), renamed.exists()] == [True, False, False]
 
@@ -111,7 +121,7 @@ class Recorder(NamedTuple):
     def step(self, step: setup_env.Step) -> setup_env.Step:
         """A step with the key of the real one."""
 
-        def run(paths: Paths) -> None:
+        def run(paths: Paths) -> str:
             self.taken.append(step.name)
             if step.name in self.broken:
                 raise SetupError("killed here")
@@ -119,34 +129,58 @@ class Recorder(NamedTuple):
                 shutil.rmtree(paths.venv, ignore_errors=True)
                 paths.python.parent.mkdir(parents=True)
                 paths.python.touch()
+            if step.name == "uv":
+                paths.uv.touch()
+            return step.name
 
         return step._replace(run=run)
 
 
 @pytest.fixture
 def recorder(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> Recorder:
-    """The four steps, recorded instead of run."""
+    """All steps, recorded instead of run."""
     recorder = Recorder([], [])
     fake_wheel(paths, "any")
-    monkeypatch.setattr(setup_env, "STEPS", tuple(recorder.step(step) for step in setup_env.STEPS))
+    for name in ("FIRST", "HOROVOD", "BESIDE"):
+        monkeypatch.setattr(setup_env, name, tuple(recorder.step(step) for step in getattr(setup_env, name)))
+    monkeypatch.setattr(setup_env, "DEVELOPMENT_STEP", recorder.step(setup_env.DEVELOPMENT_STEP))
     return recorder
 
 
-ALL = ["venv", "requirements", "horovod", "package"]
+FIRST = ["venv", "uv", "frameworks"]
+BESIDE = ["packages", "package", "kernels"]
+ALL = [*FIRST, "horovod", *BESIDE]
 
 
 class TestSteps:
     def test_a_second_run_does_nothing(self, paths: Paths, recorder: Recorder) -> None:
+        for _ in range(2):
+            setup_env.set_up(paths)
+            assert sorted(recorder.taken) == sorted(ALL)
+
+    def test_horovod_is_built_beside_what_it_does_not_need(self, paths: Paths, recorder: Recorder) -> None:
         setup_env.set_up(paths)
-        assert recorder.taken == ALL
+        assert recorder.taken[:3] == FIRST
+        assert [name for name in recorder.taken[3:] if name != "horovod"] == BESIDE
+
+    def test_what_developers_need_comes_when_it_is_asked_for(self, paths: Paths, recorder: Recorder) -> None:
         setup_env.set_up(paths)
-        assert recorder.taken == ALL
+        recorder.taken.clear()
+        for _ in range(2):
+            setup_env.set_up(paths, development=True)
+            assert recorder.taken == ["development"]
+
+    def test_each_step_says_how_long_it_took(
+        self, paths: Paths, recorder: Recorder, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        setup_env.set_up(paths)
+        assert sorted(re.findall(r"^(\w+) in \d+ s\.$", capsys.readouterr().out, re.MULTILINE)) == sorted(ALL)
 
     @pytest.mark.parametrize(
         ("file", "steps"),
         [
-            ("requirements.lock", ["requirements"]),
-            ("pyproject.toml", ["package"]),
+            ("requirements.lock", ["frameworks", "packages"]),
+            ("pyproject.toml", ["frameworks", "packages", "package"]),
             ("hvd_compress/_version.py", ["package"]),
         ],
     )
@@ -154,15 +188,20 @@ class TestSteps:
         self, paths: Paths, recorder: Recorder, file: str, steps: list[str]
     ) -> None:
         setup_env.set_up(paths)
+        recorder.taken.clear()
         (paths.root / file).write_text("changed")
         setup_env.set_up(paths)
-        assert recorder.taken == ALL + steps
+        assert recorder.taken == steps
 
-    def test_another_torch_takes_another_horovod(self, paths: Paths, recorder: Recorder) -> None:
+    @pytest.mark.parametrize(("info", "step"), [("torch-2.14.0", "horovod"), ("numba-0.70.0", "kernels")])
+    def test_another_version_takes_what_is_compiled_by_it(
+        self, paths: Paths, recorder: Recorder, info: str, step: str
+    ) -> None:
         setup_env.set_up(paths)
-        (paths.site / "torch-2.14.0.dist-info").mkdir(parents=True)
+        recorder.taken.clear()
+        (paths.site / f"{info}.dist-info").mkdir(parents=True)
         setup_env.set_up(paths)
-        assert recorder.taken == [*ALL, "horovod"]
+        assert recorder.taken == [step]
 
     @pytest.mark.parametrize("name", ALL)
     def test_a_broken_off_run_is_completed(self, paths: Paths, recorder: Recorder, name: str) -> None:
@@ -170,12 +209,18 @@ class TestSteps:
         assert message(setup_env.set_up, paths) == "killed here"
         recorder.broken.clear()
         setup_env.set_up(paths)
-        at = ALL.index(name)
-        assert recorder.taken == [*ALL[:at], name, *ALL[at:]]
+        assert Counter(recorder.taken) == Counter([*ALL, name])
+
+    def test_an_environment_without_uv_gets_it(self, paths: Paths, recorder: Recorder) -> None:
+        setup_env.set_up(paths)
+        recorder.taken.clear()
+        paths.uv.unlink()
+        setup_env.set_up(paths)
+        assert recorder.taken == ["uv"]
 
     def test_a_broken_off_change_is_not_taken_for_done_when_undone(self, paths: Paths, recorder: Recorder) -> None:
         setup_env.set_up(paths)
-        recorder.broken.append("requirements")
+        recorder.broken.append("frameworks")
         lock = paths.root / "requirements.lock"
         before = lock.read_text()
         lock.write_text("changed")
@@ -183,20 +228,20 @@ class TestSteps:
         lock.write_text(before)
         recorder.broken.clear()
         setup_env.set_up(paths)
-        assert recorder.taken == [*ALL, "requirements", "requirements"]
+        assert Counter(recorder.taken) == Counter([*ALL, "frameworks", "frameworks"])
 
     def test_a_moved_checkout_gets_a_new_environment(self, paths: Paths, recorder: Recorder) -> None:
         setup_env.set_up(paths)
         moved = paths._replace(root=paths.root.rename(paths.root.with_name("moved")))
         setup_env.set_up(moved)
-        assert recorder.taken == ALL + ALL
+        assert Counter(recorder.taken) == Counter(ALL + ALL)
 
     @pytest.mark.parametrize("stamp", ["", "[1]", "{half"])
     def test_a_damaged_stamp_counts_as_nothing_done(self, paths: Paths, recorder: Recorder, stamp: str) -> None:
         setup_env.set_up(paths)
         (paths.venv / "setup.json").write_text(stamp)
         setup_env.set_up(paths)
-        assert recorder.taken == ALL + ALL
+        assert Counter(recorder.taken) == Counter(ALL + ALL)
 
 
 @pytest.mark.parametrize(
@@ -212,3 +257,17 @@ def test_the_lock_file_pins_every_distribution(file: str, pin: str) -> None:
     pins = [line for line in lines if not line.startswith("#")]
     assert pin in pins
     assert all(line.count("==") == 1 for line in pins)
+
+
+@pytest.mark.parametrize("suffix", ["", "-keras3", "-cuda"])
+def test_all_that_a_group_names_is_pinned(suffix: str) -> None:
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    steps = ("frameworks", "packages") if suffix else ("frameworks", "packages", "development")
+    named = [entry for step in steps for entry in groups[f"{step}{suffix}"]]
+    entries = [
+        entry for name in named for entry in (groups[name["include-group"]] if isinstance(name, dict) else [name])
+    ]
+    lines = (ROOT / f"requirements{suffix}.lock").read_text().splitlines()
+    pinned = {line.split("==")[0].lower().replace("_", "-") for line in lines}
+    assert {re.split(r"[^\w-]", entry)[0] for entry in entries} <= pinned
+    assert len(entries) > 10

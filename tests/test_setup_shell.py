@@ -6,11 +6,14 @@ import os
 import subprocess
 import sys
 import time
+import zipfile
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from setup_support import ROOT, empty_checkout, message
+from setup_support import ROOT, checkout_with_pip, empty_checkout, message
 
 import setup_shell
 from setup_shell import Paths
@@ -58,6 +61,68 @@ class TestRefusals:
     def test_other_failures_name_the_package_and_the_reason(self, output: str, expected: str) -> None:
         assert expected in setup_shell.pip_problem(output)
 
+    @pytest.mark.parametrize(
+        ("output", "expected"),
+        [
+            (
+                "cause: Because a was not found in the package registry and you require a==1, we can ...",
+                "a is not to be",
+            ),
+            ("  cause: Because there is no version of b==9 and you require b==9, we can conclude", "b==9 is not to be"),
+            (
+                "error: Request failed after 3 retries\n  cause: Failed to fetch\n  cause: Connection refused\n",
+                "uv stopped (Request failed after 3 retries: Connection refused)",
+            ),
+            ("", "uv stopped (no output)"),
+        ],
+    )
+    def test_failures_of_uv_do_so_too(self, output: str, expected: str) -> None:
+        assert setup_shell.uv_problem(output).startswith(expected)
+
+
+class TestUv:
+    """uv looks where pip is configured to look."""
+
+    def test_pips_configuration_is_handed_on(self) -> None:
+        listed = (
+            "global.extra-index-url='https://one.example/simple\\nhttps://two.example/simple'\n"
+            "global.index-url='https://old.example/simple'\n"
+            "install.index-url='https://new.example/simple'\n"
+            "download.index-url='https://not.example/simple'\n"
+            "global.find-links='/a /b'\n"
+            ":env:.find-links='/wheels /more'\n"
+            ":env:.no-input='1'\n"
+        )
+        assert setup_shell.uv_variables(setup_shell.pip_configuration(listed)) == {
+            "UV_INDEX_STRATEGY": "unsafe-best-match",
+            "UV_DEFAULT_INDEX": "https://new.example/simple",
+            "UV_INDEX": "https://one.example/simple https://two.example/simple",
+            "UV_FIND_LINKS": "/wheels,/more",
+        }
+
+    def test_without_any_configuration_the_public_index_is_left(self) -> None:
+        assert setup_shell.uv_variables(setup_shell.pip_configuration("")) == {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+
+    def test_a_wheel_is_found_where_pip_would_find_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        paths = checkout_with_pip(tmp_path, monkeypatch)
+        with zipfile.ZipFile(paths.cache / "only_here-1.0-py3-none-any.whl", "w") as wheel:
+            wheel.writestr("only_here-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: only-here\nVersion: 1.0\n")
+            wheel.writestr(
+                "only_here-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            )
+            wheel.writestr("only_here-1.0.dist-info/RECORD", "")
+        assert setup_shell.uv(paths, "Trying", "--dry-run", "only-here") == 1
+
+    def test_no_address_gets_into_the_log(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        paths = checkout_with_pip(tmp_path, monkeypatch)
+        monkeypatch.delenv("PIP_NO_INDEX")
+        for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
+            monkeypatch.setenv(name, "https://me:secret@localhost:1/simple")
+        monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+        message(setup_shell.uv, paths, "Trying", "--dry-run", "no-such-package")
+        log = paths.log.read_text()
+        assert "localhost:1" in log and "secret" not in log
+
 
 class TestCommands:
     def test_what_the_shell_has_activated_does_not_matter(self, paths: Paths) -> None:
@@ -83,6 +148,13 @@ class TestCommands:
             parent.kill()
             parent.wait()
         wait_for(lambda: not running(int(pid)))
+
+    def test_commands_at_the_same_time_get_their_own_output(self, paths: Paths) -> None:
+        loop = "for i in $(seq 200); do echo {}; done"
+        with ThreadPoolExecutor(2) as pool:
+            found = list(pool.map(lambda name: setup_shell.run(paths, "sh", "-c", loop.format(name)), "ab"))
+        assert found == [(True, "a\n" * 200), (True, "b\n" * 200)]
+        assert Counter(paths.log.read_text().splitlines())["b"] == 200
 
     def test_a_second_process_waits_for_the_lock(self, paths: Paths) -> None:
         code = (

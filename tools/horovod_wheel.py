@@ -44,9 +44,16 @@ OPTIONS = {
 CXX_14, CXX_17 = "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)"
 PROJECT = "project(horovod CXX)"
 RELOCATABLE = 'set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)\nset(CMAKE_INSTALL_RPATH "$ORIGIN/../../../..")'
+# What a debugger needs takes time to compile, and so does a second Gloo: C++17 can link the one that is there.
+DEBUG, RELEASE = "else 'RelWithDebInfo'", "else 'Release'"
+SECOND_GLOO = "if(HAVE_GLOO AND (DEFINED Tensorflow_CXX17 AND Tensorflow_CXX17))"
+SECOND_LINK, FIRST_LINK = (f"list(APPEND TF_LINKER_LIBS {name})" for name in ("compatible17_gloo", "gloo"))
 PATCHES = (
+    ("setup.py", DEBUG, RELEASE),
     ("CMakeLists.txt", CXX_14, CXX_17),
     ("CMakeLists.txt", PROJECT, f"{PROJECT}\n{RELOCATABLE}"),
+    ("CMakeLists.txt", SECOND_GLOO, "if(FALSE)"),
+    ("horovod/tensorflow/CMakeLists.txt", SECOND_LINK, FIRST_LINK),
     ("horovod/torch/CMakeLists.txt", CXX_14, CXX_17),
 )
 # For the environment with Keras 3: Horovod's XLA operations do not compile against a TensorFlow that has it.
@@ -154,7 +161,7 @@ def compile_wheel(paths: Paths, folder: Path) -> Path:
     """Builds the wheel in a folder of its own."""
     source = fetch_sources(paths, folder)
     patch(source, recipe(paths).patches)
-    say(f"Building Horovod {VERSION} (once, about 4 minutes) ...")
+    say(f"Building Horovod {VERSION} (once, a few minutes) ...")
     # OMPI_LDFLAGS: without the rpath that Open MPI's compiler wrapper adds, see RELOCATABLE.
     variables = {**recipe(paths).options, "OMPI_LDFLAGS": f"-L{paths.venv / 'lib'}", "MAKEFLAGS": f"-j{os.cpu_count()}"}
     variables |= cuda_variables(paths)
@@ -180,7 +187,6 @@ def build(paths: Paths, key: str) -> Path:
 
 def install(paths: Paths, wheel: Path) -> None:
     """Installs a wheel and tries it out; one that does not work leaves the cache."""
-    say(f"Installing Horovod {VERSION} ...")
     try:
         pip(paths, "Installing Horovod", "install", "--no-deps", "--force-reinstall", wheel)
         done, output = run(paths, paths.python, "-c", TRY_OUT, recipe(paths).operations, *recipe(paths).modules)
@@ -191,13 +197,15 @@ def install(paths: Paths, wheel: Path) -> None:
         raise
 
 
-def install_horovod(paths: Paths) -> None:
+def install_horovod(paths: Paths) -> str:
     """Installs Horovod from the cache, or builds it."""
     key = horovod_key(paths)
     with locked(paths.cache / "lock", "Waiting for another build of Horovod ..."):
         for wheel in shelf(paths, key):
             try:
-                return install(paths, wheel)
+                install(paths, wheel)
+                return f"Installed Horovod {VERSION}"
             except SetupError:
                 say("The Horovod wheel in the cache does not work ...")
-        return install(paths, build(paths, key))
+        install(paths, build(paths, key))
+        return f"Built and installed Horovod {VERSION}"

@@ -1,18 +1,20 @@
 #!/usr/bin/env python3.11
-"""Makes `.venv` in this checkout: all that developing, testing and running the demo need.
+"""Makes `.venv` in this checkout: all that running the demo and the examples need.
 
-With an argument it makes another environment in the same way: with `keras3`, `.venv-keras3` out of
-`requirements-keras3.lock`, in which the tests of `hvd_compress.keras` run on Keras 3; with `cuda`, `.venv-cuda` out of
-`requirements-cuda.lock`, with PyTorch for GPUs and a Horovod that exchanges by NCCL.
+With an argument it makes more: with `dev`, `.venv` with all that developing and testing need; with `keras3`,
+`.venv-keras3`, in which the tests of `hvd_compress.keras` run on Keras 3; with `cuda`, `.venv-cuda`, with PyTorch for
+GPUs and a Horovod that exchanges by NCCL.
 
 The steps, each of which is skipped while nothing that it depends on has changed:
 
 1. *venv*: a virtual environment of Python 3.11, the newest that TensorFlow 2.15 knows. A hook puts its `bin`
    first on PATH in every Python of it, because `horovodrun --mpi` looks for `mpirun` there: activating the
-   environment is not needed.
-2. *requirements*: what `requirements.lock` pins, with pip as the user has configured it.
+   environment is not needed. *uv* installs uv in it.
+2. *frameworks*: what Horovod is built against and by. Packages are named by the groups in `pyproject.toml` and pinned
+   by `requirements.lock`, or that of the environment; uv installs them from where the user has configured pip to look.
 3. *horovod*: built once and kept in `${XDG_CACHE_HOME:-~/.cache}/hvd_compress/`, see `horovod_wheel.py`.
-4. *package*: this package itself, editable, without its dependencies.
+4. Beside that *packages*, all others; *development*, if it is asked for; *package*, this package itself, editable; and
+   *kernels*, which compiles them for CPUs.
 
 What is done is noted in `setup.json` in it, one entry a step, removed before the step begins: a run that was
 killed is completed by the next, and a run that has nothing to do ends at once.
@@ -25,14 +27,19 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from horovod_wheel import horovod_key, install_horovod, installed, require_tools, shelf
-from setup_shell import CUDA, KERAS3, PYTHON, Paths, SetupError, digest, locked, pip, require_space, run, say
+from setup_shell import CUDA, KERAS3, PYTHON, Paths, SetupError, digest, locked, pip, require_space, run, say, uv
 
 VENV_GIB = 8
+DEVELOPMENT = "dev"
 PATH_HOOK = (
     "import os, sys; b = os.path.join(sys.prefix, 'bin'); p = os.environ.get('PATH', os.defpath); "
     "os.environ['PATH'] = p if p.split(os.pathsep)[0] == b else b + os.pathsep + p\n"
@@ -40,11 +47,11 @@ PATH_HOOK = (
 
 
 class Step(NamedTuple):
-    """A step; `key` hashes what it depends on, which an earlier step may still change."""
+    """A step; `key` hashes what it depends on, which an earlier step may still change, `run` says what it has done."""
 
     name: str
     key: Callable[[Paths], str]
-    run: Callable[[Paths], None]
+    run: Callable[[Paths], str]
 
 
 def require_python(version: tuple[int, ...], has_ensurepip: bool) -> None:
@@ -63,8 +70,8 @@ def venv_key(paths: Paths) -> str:
     return digest(paths.venv, PYTHON, PATH_HOOK) if paths.python.exists() else ""
 
 
-def make_venv(paths: Paths) -> None:
-    """Makes an empty environment, in the place of any older one."""
+def make_venv(paths: Paths) -> str:
+    """Makes an environment with pip alone, in the place of any older one."""
     say(f"Creating {paths.venv.name} ...")
     shutil.rmtree(paths.venv, ignore_errors=True)
     # Not sys.executable: that may be the python of the very environment that was just removed.
@@ -73,29 +80,43 @@ def make_venv(paths: Paths) -> None:
     if not done:
         raise SetupError(f"{paths.venv.name} cannot be made: apt-get install python3-venv may help. Log: {paths.log}")
     (paths.site / "venv_bin_on_path.pth").write_text(PATH_HOOK)
+    return f"Created {paths.venv.name}"
 
 
-def requirements_key(paths: Paths) -> str:
-    """Hashes the pins."""
-    return digest(paths.pins.read_bytes())
+def uv_key(paths: Paths) -> str:
+    """An environment that was made by pip alone gets uv, too; later versions come with the frameworks."""
+    return digest(paths.uv) if paths.uv.exists() else ""
+
+
+def install_uv(paths: Paths) -> str:
+    """Installs the installer, by the one that comes with Python."""
+    pip(paths, "Installing uv", "install", "-c", paths.pins, "uv")
+    return "Installed uv"
+
+
+def packages_key(paths: Paths) -> str:
+    """Hashes the pins, and the groups of what is pinned."""
+    return digest(paths.pins.read_bytes(), (paths.root / "pyproject.toml").read_bytes())
 
 
 def remove_half_installed(paths: Paths) -> None:
-    """Makes pip see what a killed pip left unfinished: it writes RECORD last."""
+    """Makes uv see what a killed pip or uv left unfinished: INSTALLER is written when all files are there."""
     for info in paths.site.glob("*.dist-info"):
-        if not (info / "RECORD").exists():
+        if not (info / "INSTALLER").exists():
             shutil.rmtree(info)
     for renamed in paths.site.glob("~*"):
         shutil.rmtree(renamed, ignore_errors=True)
 
 
-def install_requirements(paths: Paths) -> None:
-    """Installs the pins; what is there already in the right version stays."""
+def install_group(group: str, paths: Paths) -> str:
+    """Installs what a group of `pyproject.toml` names; what is there already in the right version stays."""
     remove_half_installed(paths)
     if not installed(paths, "numpy"):
         require_space(paths.venv, VENV_GIB)
-    say(f"Installing {paths.pins.name} (a few minutes) ...")
-    pip(paths, f"Installing {paths.pins.name}", "install", "-r", paths.pins)
+        say("Installing the frameworks ...")
+    name = f"{group}{paths.suffix}"
+    count = uv(paths, f"Installing {paths.pins.name}", "-c", paths.pins, "--group", name)
+    return f"Installed {count} packages (group {name})"
 
 
 def package_key(paths: Paths) -> str:
@@ -104,19 +125,37 @@ def package_key(paths: Paths) -> str:
     return digest(*((paths.root / name).read_bytes() for name in sources))
 
 
-def install_package(paths: Paths) -> None:
+def install_package(paths: Paths) -> str:
     """Installs the package in place, so that an edited file is the installed file."""
-    say("Installing hvd_compress ...")
-    options = ("--no-deps", "--no-build-isolation", "-e", paths.root)
-    pip(paths, "Installing hvd_compress", "install", *options)
+    uv(paths, "Installing hvd_compress", "--no-deps", "--no-build-isolation", "-e", paths.root)
+    return "Installed hvd_compress"
 
 
-STEPS = (
+def kernels_key(paths: Paths) -> str:
+    """Hashes the compiler's version; kernels that are edited are compiled when they are first used."""
+    return digest(installed(paths, "numba"))
+
+
+def compile_kernels(paths: Paths) -> str:
+    """Compiles the kernels for CPUs; one that is not compiled here is at its first call."""
+    done, _ = run(paths, paths.python, "-m", "hvd_compress.kernels.cpu")
+    return "Compiled the CPU kernels" if done else "Left the CPU kernels to their first calls"
+
+
+FIRST = (
     Step("venv", venv_key, make_venv),
-    Step("requirements", requirements_key, install_requirements),
-    Step("horovod", horovod_key, install_horovod),
-    Step("package", package_key, install_package),
+    Step("uv", uv_key, install_uv),
+    Step("frameworks", packages_key, partial(install_group, "frameworks")),
 )
+HOROVOD = (Step("horovod", horovod_key, install_horovod),)
+BESIDE = (
+    Step("packages", packages_key, partial(install_group, "packages")),
+    Step("package", package_key, install_package),
+    Step("kernels", kernels_key, compile_kernels),
+)
+DEVELOPMENT_STEP = Step("development", packages_key, partial(install_group, "development"))
+STAMP = threading.Lock()
+"""Held while the stamp is read and written."""
 
 
 def read_stamp(paths: Paths) -> dict[str, str]:
@@ -139,18 +178,25 @@ def is_done(paths: Paths, step: Step) -> bool:
     return read_stamp(paths).get(step.name, "") == step.key(paths) != ""
 
 
-def take(paths: Paths, step: Step) -> None:
-    """Runs a step and notes it."""
-    done = read_stamp(paths)
-    if done.pop(step.name, None):
-        write_stamp(paths, done)
-    step.run(paths)
-    write_stamp(paths, {**read_stamp(paths), step.name: step.key(paths)})
+def take(paths: Paths, steps: Sequence[Step]) -> None:
+    """Takes the steps that are not done, and notes each."""
+    for step in steps:
+        if is_done(paths, step):
+            continue
+        begin = time.monotonic()
+        with STAMP:
+            done = read_stamp(paths)
+            if done.pop(step.name, None):
+                write_stamp(paths, done)
+        say(f"{step.run(paths)} in {time.monotonic() - begin:.0f} s.")
+        with STAMP:
+            write_stamp(paths, {**read_stamp(paths), step.name: step.key(paths)})
 
 
-def set_up(paths: Paths) -> None:
-    """Takes the steps that are not done."""
-    if all(is_done(paths, step) for step in STEPS):
+def set_up(paths: Paths, development: bool = False) -> None:
+    """Takes the steps that are not done: those beside Horovod's build while the build runs."""
+    beside = (*BESIDE, DEVELOPMENT_STEP) if development else BESIDE
+    if all(is_done(paths, step) for step in (*FIRST, *HOROVOD, *beside)):
         return say(f"{paths.venv.name} is up to date.")
     require_python(tuple(sys.version_info[:3]), importlib.util.find_spec("ensurepip") is not None)
     if not shelf(paths):
@@ -158,9 +204,11 @@ def set_up(paths: Paths) -> None:
     paths.cache.mkdir(parents=True, exist_ok=True)
     with locked(paths.lock, "Waiting for another set-up of this checkout ..."):
         paths.log.write_text("")
-        for step in STEPS:
-            if not is_done(paths, step):
-                take(paths, step)
+        take(paths, FIRST)
+        with ThreadPoolExecutor(1) as pool:
+            others = pool.submit(take, paths, beside)
+            take(paths, HOROVOD)
+        others.result()
     return say(f"{paths.venv.name} is ready.")
 
 
@@ -170,7 +218,8 @@ def suffix_of(name: str) -> str:
     if name in suffixes:
         return suffixes[name]
     raise SetupError(
-        f"there is no environment {name!r}: give none, for .venv, or {' or '.join(filter(None, suffixes))}"
+        f"there is no environment {name!r}: give none or {DEVELOPMENT}, for .venv, or"
+        f" {' or '.join(filter(None, suffixes))}"
     )
 
 
@@ -178,7 +227,9 @@ def main(name: str = "") -> int:
     """Sets up this checkout; every failure is one line."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     try:
-        set_up(Paths(Path(__file__).resolve().parents[1], caches / "hvd_compress", suffix_of(name)))
+        development = name == DEVELOPMENT
+        suffix = "" if development else suffix_of(name)
+        set_up(Paths(Path(__file__).resolve().parents[1], caches / "hvd_compress", suffix), development)
     except (SetupError, OSError) as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import ctypes
 import fcntl
@@ -19,11 +20,25 @@ from typing import NamedTuple
 PYTHON = (3, 11)
 KERAS3 = "-keras3"
 CUDA = "-cuda"
-# What a calling shell may have set, and what would lead pip or the build elsewhere than to the environment.
+# What a calling shell may have set, and what would lead pip, uv or the build elsewhere than to the environment.
 UNWANTED = re.compile(
-    r"PYTHON(HOME|PATH)|VIRTUAL_ENV|PIP_(USER|TARGET|PREFIX|ROOT)|MAKE.*|MFLAGS|(HOROVOD|OMPI|OPAL)_.*"
+    r"PYTHON(HOME|PATH)|VIRTUAL_ENV|PIP_(USER|TARGET|PREFIX|ROOT)|UV_(PYTHON|SYSTEM_PYTHON|TARGET|PREFIX)"
+    r"|MAKE.*|MFLAGS|(HOROVOD|OMPI|OPAL)_.*"
 )
 CHECK_PIP = "check the network and pip's configuration"
+# Options of pip's configuration and the variables that give them to uv, which does not read it.
+UV_VARIABLES = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "trusted-host": "UV_INSECURE_HOST",
+    "cert": "SSL_CERT_FILE",
+    "client-cert": "SSL_CLIENT_CERT",
+    "default-timeout": "UV_HTTP_TIMEOUT",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "proxy": "ALL_PROXY",
+}
+PRCTL = ctypes.CDLL(None).prctl
 
 
 class SetupError(Exception):
@@ -49,6 +64,11 @@ class Paths(NamedTuple):
     def python(self) -> Path:
         """The environment's interpreter."""
         return self.venv / "bin" / "python"
+
+    @property
+    def uv(self) -> Path:
+        """The environment's installer."""
+        return self.venv / "bin" / "uv"
 
     @property
     def site(self) -> Path:
@@ -110,7 +130,7 @@ def environment(paths: Paths, inherited: Mapping[str, str]) -> dict[str, str]:
 def die_with_parent() -> None:
     """Asks the kernel to end this process with its parent: a killed set-up must not leave a pip at work."""
     pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    PRCTL(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def run(paths: Paths, *command: str | Path, **extra: str) -> tuple[bool, str]:
@@ -124,22 +144,24 @@ def run(paths: Paths, *command: str | Path, **extra: str) -> tuple[bool, str]:
     Returns:
         Whether it succeeded, and what it printed.
     """
-    words = [str(word) for word in command]
-    with paths.log.open("a+", errors="replace") as log:
-        print("$", shlex.join(words), file=log, flush=True)
-        start = log.tell()
-        code = subprocess.run(
+    words, lines = [str(word) for word in command], []
+    with paths.log.open("a", buffering=1, encoding="utf-8") as log:
+        print("$", shlex.join(words), file=log)
+        with subprocess.Popen(
             words,
             cwd=paths.root,
             env={**environment(paths, os.environ), **extra},
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
             preexec_fn=die_with_parent,
-            check=False,
-        ).returncode
-        log.seek(start)
-        return code == 0, log.read()
+        ) as process:
+            for line in process.stdout or ():
+                log.write(line)
+                lines.append(line)
+    return process.returncode == 0, "".join(lines)
 
 
 def last_line(output: str) -> str:
@@ -165,3 +187,47 @@ def pip(paths: Paths, what: str, *arguments: str | Path) -> None:
     done, output = run(paths, paths.python, "-m", "pip", *arguments)
     if not done:
         raise SetupError(f"{what}: {pip_problem(output)}. Log: {paths.log}")
+
+
+def pip_configuration(listed: str) -> dict[str, str]:
+    """The options that `pip config list` prints and `pip install` takes: the environment's come last and count."""
+    found: dict[str, str] = {}
+    for section in ("global", "install", ":env:"):
+        for name, value in re.findall(rf"^{section}\.([\w-]+)=(.+)$", listed, re.MULTILINE):
+            found[name] = str(ast.literal_eval(value))
+    return found
+
+
+def uv_variables(options: Mapping[str, str]) -> dict[str, str]:
+    """The variables that have uv look where pip looks, and take the best of all, as pip does."""
+    given = {variable: options[name].split() for name, variable in UV_VARIABLES.items() if name in options}
+    return {
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        **{variable: ("," if variable == "UV_FIND_LINKS" else " ").join(values) for variable, values in given.items()},
+    }
+
+
+def uv_problem(output: str) -> str:
+    """Says in a few words why uv failed, with the name of the package."""
+    if missing := re.search(r"(\S+) was not found in the|there is no version of (\S+)", output):
+        return f"{missing[1] or missing[2]} is not to be had: {CHECK_PIP}"
+    reasons = re.findall(r"^\s*(?:error|cause|Caused by): (.*\S)", output, re.MULTILINE) or [last_line(output)]
+    return f"uv stopped ({': '.join(dict.fromkeys((reasons[0], reasons[-1])))}): {CHECK_PIP}"
+
+
+def uv(paths: Paths, what: str, *arguments: str | Path) -> int:
+    """Runs `uv pip install` with the user's configuration of pip; `what` begins the message of a failure.
+
+    Returns:
+        How many packages it has installed.
+    """
+    # Not by `run`: addresses may hold passwords, which are nothing for a log.
+    command = [str(paths.python), "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, env=environment(paths, os.environ), capture_output=True, text=True, check=False)
+    options = pip_configuration(listed.stdout)
+    variables = {name: value for name, value in uv_variables(options).items() if name not in os.environ}
+    no_index = ["--no-index"] if options.get("no-index", "0").lower() in ("1", "true", "yes", "on") else []
+    done, output = run(paths, paths.uv, "pip", "install", "--python", paths.python, *no_index, *arguments, **variables)
+    if not done:
+        raise SetupError(f"{what}: {uv_problem(output)}. Log: {paths.log}")
+    return len(re.findall(r"^ \+ ", output, re.MULTILINE))

@@ -1,8 +1,9 @@
 """Loops for CPUs, compiled by numba: serial, as a rank owns about one core, and each in one pass over memory.
 
-Importing this compiles what is not on disk yet, so that no step ever does. Arrays are float32 and C-contiguous, and may
-be read-only where nothing is said about writing to them. Elementwise results have the bits of the plain version; sums
-are made in float64, so that scales and norms agree with it up to rounding.
+Each is compiled when it is first called on a machine, and then kept on disk; ``python -m hvd_compress.kernels.cpu``
+compiles all of them. Arrays are float32 and C-contiguous, and may be read-only where nothing is said about writing to
+them. Elementwise results have the bits of the plain version; sums are made in float64, so that scales and norms agree
+with it up to rounding.
 """
 
 from hvd_compress.kernels.cpu import sketch

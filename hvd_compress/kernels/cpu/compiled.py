@@ -1,9 +1,10 @@
-"""How loops are compiled: when their module is imported, once for each kind of processor, and then kept on disk."""
+"""Compilation of loops: each at its first call, once for each kind of processor, and then kept on disk."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -14,10 +15,13 @@ from typing import Any
 import numba
 from numba import types
 from numba.core import config
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import cpu_target
 
 _CONFIG: Any = config
 _LOG = logging.getLogger("hvd_compress")
+
+NO_FOLDER = "no folder to keep them in is writable; set NUMBA_CACHE_DIR to one that is"
 
 
 def given(dtype: types.Type, axes: int = 1) -> types.Array:
@@ -44,17 +48,42 @@ SHORTS, SHORTS_OUT = given(types.uint16), filled(types.uint16)
 INT, FLOAT, WORD, FLAG, NOTHING = types.int64, types.float32, types.uint32, types.boolean, types.void
 
 
+LOOPS: list[Any] = []
+"""All loops, in the order in which they are declared."""
+
+
 def loop(result: types.Type, *arguments: types.Type) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a function for arguments of these types; it runs without the interpreter's lock."""
+    """Compile a function for arguments of these types at its first call; it runs without the interpreter's lock.
 
-    def compile_it(function: Callable[..., Any]) -> Any:
+    Later calls go straight to the compiled code. What two loops share is a `part`.
+    """
+
+    def declare(function: Callable[..., Any]) -> Any:
+        dispatcher: Any = numba.njit(nogil=True)(function)
+
+        def compile_declared(*_: Any) -> Any:
+            _compile(dispatcher, result(*arguments))
+            return dispatcher
+
+        dispatcher._compile_for_args = compile_declared  # numba's hook for a call that no compiled code fits
+        LOOPS.append(compile_declared)
+        return dispatcher
+
+    return declare
+
+
+def _compile(dispatcher: Any, signature: Any) -> None:
+    """Compile a loop, or load it from disk; other threads that call it wait."""
+    with global_compiler_lock:
+        if not dispatcher._can_compile:  # another thread was first
+            return
         with _kept() as folder:
-            compiled = numba.njit(result(*arguments), nogil=True, cache=folder is not None)(function)
-        if folder is None or compiled.stats.cache_misses:
-            _announce(folder)
-        return compiled
-
-    return compile_it
+            if folder is not None:
+                dispatcher.enable_caching()
+        dispatcher.compile(signature)
+        dispatcher.disable_compile()
+    if folder is None or dispatcher.stats.cache_misses:
+        _announce(folder)
 
 
 def part(function: Callable[..., Any]) -> Any:
@@ -69,8 +98,8 @@ def total(function: Callable[..., Any]) -> Any:
 
 @contextmanager
 def _kept() -> Iterator[Path | None]:
-    """Where compiled loops are kept while this is open; None if there is no place."""
-    before, folder = _CONFIG.CACHE_DIR, _folder()
+    """Have numba keep loops in the folder, if there is one, that are set up while this is open."""
+    before, folder = _CONFIG.CACHE_DIR, cache_folder()
     _CONFIG.CACHE_DIR = "" if folder is None else str(folder)
     try:
         yield folder
@@ -79,8 +108,8 @@ def _kept() -> Iterator[Path | None]:
 
 
 @cache
-def _folder() -> Path | None:
-    """The folder for what is compiled of these sources for this kind of processor.
+def cache_folder() -> Path | None:
+    """Return the folder for what is compiled of these sources for this kind of processor; None if it is not writable.
 
     A change of any source is a change of all. Processors have folders apart, as numba's own index of a folder takes
     no lock: machines that share it and compile at the same time could each load what another has compiled.
@@ -89,9 +118,9 @@ def _folder() -> Path | None:
     processor: tuple[str, ...] = cpu_target.target_context.codegen().magic_tuple()
     facts = [repr((numba.__version__, processor)).encode(), *(source.read_bytes() for source in sources)]
     name = hashlib.sha256(b"".join(facts)).hexdigest()[:16]
-    base = Path(_CONFIG.CACHE_DIR) if _CONFIG.CACHE_DIR else Path("~/.cache/hvd_compress").expanduser()
-    folder = base / f"kernels-{name}"
     try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = Path(_CONFIG.CACHE_DIR or home / "hvd_compress") / f"kernels-{name}"
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder):  # whose name no other process has, be it forked from the same one
             pass
@@ -102,8 +131,5 @@ def _folder() -> Path | None:
 
 @cache
 def _announce(folder: Path | None) -> None:
-    if folder is None:
-        where = "no folder to keep them in can be written, so every start does this; NUMBA_CACHE_DIR can name one"
-    else:
-        where = f"once; they are kept in {folder}"
-    _LOG.warning("compiling the CPU kernels, which takes about half a minute (%s)", where)
+    kept = f"once; they are kept in {folder}" if folder else f"at every start: {NO_FOLDER}"
+    _LOG.warning("compiling CPU kernels when they are first used (%s)", kept)

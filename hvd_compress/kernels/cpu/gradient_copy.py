@@ -49,8 +49,8 @@ def accelerate(
     return fast, piled
 
 
-@loop(types.uint32, FLOATS, FLOATS_OUT)
-def _put(grad: Any, out: Any) -> Any:
+@part
+def _copied(grad: Any, out: Any) -> Any:
     """Copy; the largest magnitude, as its bits."""
     peak, some = np.uint32(0), np.empty(GROUP, np.float32)
     for start in range(0, out.size, GROUP):
@@ -62,6 +62,11 @@ def _put(grad: Any, out: Any) -> Any:
             peak = max(peak, np.uint32(bits_of(some[i]) & MAGNITUDE))
             o[i] = some[i]
     return peak
+
+
+@loop(types.uint32, FLOATS, FLOATS_OUT)
+def _put(grad: Any, out: Any) -> Any:
+    return _copied(grad, out)
 
 
 @loop(NOTHING, FLOATS, FLOATS, FLOATS, FLOAT, FLAG, FLOATS_OUT, FLOATS_OUT)
@@ -90,7 +95,7 @@ def put_finite_at(out: int, grad: int, n: int) -> bool:
 @loop(types.uint32, INT, INT, INT)
 def _put_at(out: Any, grad: Any, n: Any) -> Any:
     to, given = _floats_at(out, n), _floats_at(grad, n)
-    peak = _put(given, to)
+    peak = _copied(given, to)
     if peak >= _INF:
         to[:] = np.float32(0)
     return peak
