@@ -4,8 +4,8 @@ PYTHON := $(PYTHON)
 VENV := $(CURDIR)/.venv/bin
 
 # What users import; the framework is in the name.
-API := hvd_compress !hvd_compress.methods hvd_compress.torch hvd_compress.tensorflow hvd_compress.keras hvd_compress.mpi hvd_compress.lab \
-       !hvd_compress.pipeline hvd_compress.pipeline.torch hvd_compress.pipeline.tensorflow
+API := hvd_compress !hvd_compress.methods hvd_compress.torch hvd_compress.distributed hvd_compress.tensorflow hvd_compress.keras hvd_compress.mpi \
+       hvd_compress.lab !hvd_compress.pipeline hvd_compress.pipeline.torch hvd_compress.pipeline.tensorflow
 
 PAGES := build/api
 
