@@ -204,7 +204,7 @@ except hvd_compress.CompressionError as error:
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     extra = "mpi" if adapter == "mpi" else framework
-    assert f"pip install 'hvd-compress[{extra}]'" in result.stdout
+    assert f"pip install '.[{extra}]'" in result.stdout
 
 
 @pytest.mark.slow

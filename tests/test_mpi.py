@@ -57,4 +57,4 @@ except hvd_compress.CompressionError as error:
     print(type(error).__name__, error)
 """
     words = printed(code)
-    assert words.startswith("MissingPackageError") and "pip install 'hvd-compress[mpi]'" in words
+    assert words.startswith("MissingPackageError") and "pip install '.[mpi]'" in words

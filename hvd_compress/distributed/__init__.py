@@ -16,7 +16,8 @@ try:
     import torch
 except ImportError as error:
     raise MissingPackageError(
-        f"hvd_compress.distributed needs PyTorch ({error}); install it with: pip install 'hvd-compress[torch]'"
+        f"hvd_compress.distributed needs PyTorch ({error}); install it, in the clone of this package,"
+        " with: pip install '.[torch]'"
     ) from error
 del torch
 

@@ -22,7 +22,7 @@ try:
 except ImportError as error:
     raise MissingPackageError(
         f"hvd_compress.keras needs TensorFlow with Keras and a Horovod built for it ({error});"
-        " install them with: pip install 'hvd-compress[tensorflow]'"
+        " install them, in the clone of this package, with: pip install '.[tensorflow]'"
     ) from error
 
 from hvd_compress.keras.optimizer import DistributedOptimizer

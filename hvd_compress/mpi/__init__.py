@@ -18,7 +18,7 @@ try:
 except (ImportError, RuntimeError) as error:  # a RuntimeError where mpi4py is there, but no MPI library
     raise MissingPackageError(
         f"hvd_compress.mpi needs mpi4py and an MPI library ({error});"
-        " install them with: pip install 'hvd-compress[mpi]'"
+        " install them, in the clone of this package, with: pip install '.[mpi]'"
     ) from error
 
 from hvd_compress.mpi.aggregator import Aggregator

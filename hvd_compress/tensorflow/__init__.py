@@ -17,7 +17,7 @@ try:
 except ImportError as error:
     raise MissingPackageError(
         f"hvd_compress.tensorflow needs TensorFlow and a Horovod built for it ({error});"
-        " install them with: pip install 'hvd-compress[tensorflow]'"
+        " install them, in the clone of this package, with: pip install '.[tensorflow]'"
     ) from error
 
 from hvd_compress.tensorflow.compression import Compression, TensorFlowCompressor

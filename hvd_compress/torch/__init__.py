@@ -23,7 +23,7 @@ __all__ = ["Compression", "TorchCompressor"]
 def _missing(error: ImportError) -> str:
     return (
         f"hvd_compress.torch needs PyTorch and a Horovod built for it ({error});"
-        " install them with: pip install 'hvd-compress[torch]'"
+        " install them, in the clone of this package, with: pip install '.[torch]'"
     )
 
 

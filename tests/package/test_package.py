@@ -139,7 +139,7 @@ def test_the_sdist_gives_the_same_wheel(built: Path, tmp_path: Path) -> None:
 def test_without_any_framework(plain: Environment, module: str, needed: str, extra: str) -> None:
     code, said = plain.run("python", "-c", f"import hvd_compress.{module}")
     assert code == 1 and f"MissingPackageError: hvd_compress.{module} needs {needed}" in said
-    assert f"pip install 'hvd-compress[{extra}]'" in said
+    assert f"pip install '.[{extra}]'" in said
 
 
 def test_the_simulator_needs_no_framework(plain: Environment) -> None:
@@ -161,4 +161,4 @@ def test_with_one_framework(environment: Environment, there: str, missing: str, 
     script = f"from hvd_compress.{there} import Compression; print(Compression.topk(ratio=0.5).stats().steps)"
     assert environment.run("python", "-c", script) == (0, "0")
     code, said = environment.run("python", "-c", f"import hvd_compress.{missing}")
-    assert code == 1 and f"pip install 'hvd-compress[{missing}]'" in said
+    assert code == 1 and f"pip install '.[{missing}]'" in said

@@ -16,7 +16,8 @@ try:
     import triton
 except ImportError as error:
     raise MissingPackageError(
-        f"kernels for CUDA need Triton ({error}); install it with: pip install 'hvd-compress[cuda]'"
+        f"kernels for CUDA need Triton ({error}); install it, in the clone of this package,"
+        " with: pip install '.[cuda]'"
     ) from error
 
 from hvd_compress.kernels.cuda.casts import cast, from_bfloat16, to_bfloat16

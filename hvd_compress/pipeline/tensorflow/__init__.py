@@ -17,7 +17,7 @@ try:
 except ImportError as error:
     raise MissingPackageError(
         f"hvd_compress.pipeline.tensorflow needs TensorFlow ({error});"
-        " install it with: pip install 'hvd-compress[tensorflow]'"
+        " install it, in the clone of this package, with: pip install '.[tensorflow]'"
     ) from error
 
 from hvd_compress.pipeline.tensorflow.boundary import CompressedBoundary

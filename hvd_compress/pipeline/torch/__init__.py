@@ -22,7 +22,8 @@ try:
     import torch
 except ImportError as error:
     raise MissingPackageError(
-        f"hvd_compress.pipeline.torch needs PyTorch ({error}); install it with: pip install 'hvd-compress[torch]'"
+        f"hvd_compress.pipeline.torch needs PyTorch ({error}); install it, in the clone of this package,"
+        " with: pip install '.[torch]'"
     ) from error
 
 from hvd_compress.pipeline.torch.boundary import CompressedBoundary

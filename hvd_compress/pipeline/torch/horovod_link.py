@@ -22,8 +22,8 @@ try:
     from horovod.common.exceptions import HorovodInternalError
 except ImportError as error:
     raise MissingPackageError(
-        f"link='horovod', and several replicas, need a Horovod built for PyTorch ({error}); install it with:"
-        " pip install 'hvd-compress[torch]'"
+        f"link='horovod', and several replicas, need a Horovod built for PyTorch ({error}); install it,"
+        " in the clone of this package, with: pip install '.[torch]'"
     ) from error
 
 _NAP = 0.0002

