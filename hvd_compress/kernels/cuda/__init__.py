@@ -16,8 +16,7 @@ try:
     import triton
 except ImportError as error:
     raise MissingPackageError(
-        f"kernels for CUDA need Triton ({error}); install it, in the clone of this package,"
-        " with: pip install '.[cuda]'"
+        f"kernels for CUDA need Triton ({error}); install it, in the clone of this package, with: pip install '.[cuda]'"
     ) from error
 
 from hvd_compress.kernels.cuda.casts import cast, from_bfloat16, to_bfloat16
