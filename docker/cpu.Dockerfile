@@ -7,8 +7,6 @@ ENV DEBIAN_FRONTEND=noninteractive
 FROM base AS build
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates g++ make python3.11-dev python3.11-venv
 WORKDIR /opt/hvd_compress
-# Who runs the image may not write there, so what Python compiles is in it.
-ENV UV_COMPILE_BYTECODE=1
 # PyTorch's own index has a build without CUDA, which is a tenth as large.
 ARG PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 COPY Makefile LICENSE pyproject.toml requirements.lock ./

@@ -10,8 +10,6 @@ RUN apt-get update && \
     rm -rf /var/lib/apt/lists/* && \
     useradd --create-home --shell /bin/bash trainer && install -d -o trainer -m 700 /home/trainer/.ssh
 WORKDIR /opt/hvd_compress
-# Who runs the image may not write there, so what Python compiles is in it.
-ENV UV_COMPILE_BYTECODE=1
 # The package's sources come last: a change of them builds none of this anew.
 COPY LICENSE pyproject.toml requirements-cuda.lock ./
 COPY tools tools

@@ -18,6 +18,9 @@ from setup_support import ROOT, checkout_with_pip, empty_checkout, message
 import setup_shell
 from setup_shell import Paths
 
+ALWAYS = {"UV_INDEX_STRATEGY": "unsafe-best-match", "UV_COMPILE_BYTECODE": "1"}
+"""What uv is told whatever the configuration of pip."""
+
 
 @pytest.fixture
 def paths(tmp_path: Path) -> Paths:
@@ -94,14 +97,14 @@ class TestUv:
             ":env:.no-input='1'\n"
         )
         assert setup_shell.uv_variables(setup_shell.pip_configuration(listed)) == {
-            "UV_INDEX_STRATEGY": "unsafe-best-match",
+            **ALWAYS,
             "UV_DEFAULT_INDEX": "https://new.example/simple",
             "UV_INDEX": "https://one.example/simple https://two.example/simple",
             "UV_FIND_LINKS": "/wheels,/more",
         }
 
     def test_without_any_configuration_the_public_index_is_left(self) -> None:
-        assert setup_shell.uv_variables(setup_shell.pip_configuration("")) == {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+        assert setup_shell.uv_variables(setup_shell.pip_configuration("")) == ALWAYS
 
     def test_a_wheel_is_found_where_pip_would_find_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         paths = checkout_with_pip(tmp_path, monkeypatch)

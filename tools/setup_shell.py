@@ -199,10 +199,11 @@ def pip_configuration(listed: str) -> dict[str, str]:
 
 
 def uv_variables(options: Mapping[str, str]) -> dict[str, str]:
-    """The variables that have uv look where pip looks, and take the best of all, as pip does."""
+    """The variables that have uv look where pip looks, take the best of all, and compile it, as pip does."""
     given = {variable: options[name].split() for name, variable in UV_VARIABLES.items() if name in options}
     return {
         "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_COMPILE_BYTECODE": "1",  # as pip does: not at every start, where PYTHONDONTWRITEBYTECODE is set
         **{variable: ("," if variable == "UV_FIND_LINKS" else " ").join(values) for variable, values in given.items()},
     }
 

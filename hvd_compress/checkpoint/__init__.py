@@ -1,1 +1,1 @@
-"""State of the ranks of a job: in files, dealt out to other ranks, and agreed on by those that go on with it."""
+"""State of the ranks of a job: in files, resharded to other ranks, and verified by the ranks that resume from it."""

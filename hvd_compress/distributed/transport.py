@@ -91,9 +91,7 @@ class GroupTransport:
             ExchangeError: If it is one of some of the ranks.
         """
         if message.scope != "world":
-            raise ExchangeError(
-                f"{message.scope=} is not possible here: all ranks of the process group have to take part"
-            )
+            raise ExchangeError(f"{message.scope=} is not supported: all ranks of the process group take part")
         array = message.array.contiguous()
         if self._device is None or array.is_cuda:
             return self._start(message, array)

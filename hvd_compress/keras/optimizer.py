@@ -79,8 +79,8 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
             " variable KERAS_BACKEND=tensorflow before Keras is imported"
         )
     if options["op"] not in (hvd.Average, hvd.Sum):
-        raise UnsupportedError(f"op={options['op']} does not go with Keras: use hvd.Average or hvd.Sum")
+        raise UnsupportedError(f"op={options['op']} is not supported with Keras: use hvd.Average or hvd.Sum")
     for option, (default, cure) in _ONLY_DEFAULT.items():
         if options.get(option, default) != default:
-            raise UnsupportedError(f"{option}={options[option]!r} is not there on Keras 3: {cure}")
+            raise UnsupportedError(f"{option}={options[option]!r} is not supported on Keras 3: {cure}")
     return {name: value for name, value in options.items() if name not in (*_ONLY_DEFAULT, *_UNUSED)}

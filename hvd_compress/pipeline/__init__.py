@@ -1,6 +1,6 @@
 """Activations and gradients between the stages of a model that is split, compressed.
 
-What is framework-neutral is here; use `hvd_compress.pipeline.torch` or `hvd_compress.pipeline.tensorflow`.
+The framework-neutral part; use `hvd_compress.pipeline.torch` or `hvd_compress.pipeline.tensorflow`.
 """
 
 from hvd_compress.pipeline.operators import OPERATORS, operator

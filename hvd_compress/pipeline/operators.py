@@ -1,4 +1,4 @@
-"""What a boundary between pipeline stages may compress by: methods of gradients, and some of its own.
+"""Operators that compress between pipeline stages: methods of gradients, and some others.
 
 A boundary has one sender, so a method works here as in a world of one rank, and there is no second copy of its maths.
 """
@@ -151,11 +151,11 @@ def operator(spec: str | Method, backward: bool = False) -> Method:
         raise SpecError(f"{_unknown(name, known)}; there are: {', '.join(known)}")
     for key in params:
         if key in {"feedback", *MEMORY, *OPTIONS} - {"dense"}:
-            raise SpecError(f"{key} has no meaning in {spec!r} of a boundary: write memory='ef' or memory='ef21' there")
+            raise SpecError(f"{key} has no effect in {spec!r} of a boundary: write memory='ef' or memory='ef21' there")
     method = make(known[name], name, params)
     if getattr(method, "twoway", False):
         if "twoway" in params:
-            raise SpecError(f"twoway has no meaning in {spec!r} of a boundary: nothing comes back")
+            raise SpecError(f"twoway has no effect in {spec!r} of a boundary: nothing comes back")
         method = replace(method, twoway=False)  # type: ignore[type-var]  # methods are dataclasses
     return method
 

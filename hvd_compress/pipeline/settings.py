@@ -1,4 +1,4 @@
-"""What a boundary is told, once it is sure that it makes sense."""
+"""Checked settings of a boundary."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Settings(NamedTuple):
         """Read what a boundary is told; see ``CompressedBoundary``.
 
         Raises:
-            SpecError: If a part of it is not known, not allowed, or does not go with the others.
+            SpecError: If a part of it is not known, not allowed, or not supported with the others.
         """
         methods = operator(forward), operator(backward, backward=True)
         memories = memory if isinstance(memory, tuple) else (memory, memory)
@@ -115,7 +115,7 @@ def _suited(method: Method, memory: Memory) -> Memory:
         return "none"
     if memory in FEEDBACK and not method.supports_feedback:
         raise SpecError(
-            f"memory={memory!r} is not possible with {method!r}: what it does not send cannot be kept, or would grow;"
+            f"memory={memory!r} is not supported with {method!r}: its error cannot be kept, or would grow;"
             " take memory='none', or a pair: that of activations and that of gradients"
         )
     return memory

@@ -1,4 +1,4 @@
-"""What a boundary has sent, and what it cost."""
+"""Bytes that a boundary has sent, and the time that this took."""
 
 from __future__ import annotations
 

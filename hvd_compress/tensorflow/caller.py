@@ -1,4 +1,4 @@
-"""Who calls ``compress``? Horovod does not say, so it is read off the calling frames.
+"""Identify the caller of ``compress`` from Horovod's stack frames, as Horovod does not pass it.
 
 `horovod.tensorflow` hands over a bare gradient, inside a `tf.cond` branch of its own. The frame of ``allreduce_grads``
 holds all gradients and variables, that of ``allreduce`` the process set. All knowledge of Horovod's inside is in this
@@ -139,14 +139,14 @@ def checked(call: Call | None) -> Call:
         )
     if call.op == hvd.Adasum:
         raise UnsupportedError(
-            "op=hvd.Adasum does not go with this compression: Adasum weighs the gradients of pairs of ranks by their"
-            " angle, which a compressed sum cannot tell; use op=hvd.Average, or Compression.fp16 with Adasum"
+            "op=hvd.Adasum is not supported with this compression: Adasum weighs the gradients of pairs of ranks by"
+            " their angle, which a compressed sum does not show; use op=hvd.Average, or Compression.fp16 with Adasum"
         )
     if call.op not in (hvd.Average, hvd.Sum):
         name = next((name for name in ("Min", "Max", "Product") if getattr(hvd, name) == call.op), str(call.op))
         raise UnsupportedError(
-            f"op=hvd.{name} does not go with this compression, which only adds up; use op=hvd.Average or hvd.Sum, or"
-            f" Compression.none with hvd.{name}"
+            f"op=hvd.{name} is not supported with this compression, which computes sums: use op=hvd.Average or"
+            f" hvd.Sum, or Compression.none with hvd.{name}"
         )
     if call.parameters is None:
         raise UnknownParameterError(

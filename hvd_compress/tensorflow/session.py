@@ -1,4 +1,4 @@
-"""What a compressor is to one list of variables: their buckets, the state in variables, and the graph of a step."""
+"""Per-optimizer buckets and state, and the graph of a step."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         job: Number of what the ranks do together, drawn by one of them in the first step: a variable.
 
     Raises:
-        DisagreementError: If the ranks are not set up alike.
+        DisagreementError: If the ranks differ in method, options or model.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
             by = "" if method == self._origin[2] else " by another method"
             raise StateError(
                 f"the checkpoint was saved on rank {rank} of {size}{by} and cannot be restored on rank {here.rank} of"
-                f" {here.size}: residuals belong to their rank and method; restore with as many ranks as were saved,"
+                f" {here.size}: each rank and method has residuals of its own; restore with the same number of ranks,"
                 " each from its own checkpoint"
             )
 

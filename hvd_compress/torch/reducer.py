@@ -237,7 +237,9 @@ class Reducer:
         """
         step = ticket.step
         if step is not self._step:
-            raise ExchangeError(f"a gradient of shape {tuple(ticket.entry.grad.shape)} is of a step that was given up")
+            raise ExchangeError(
+                f"a gradient of shape {tuple(ticket.entry.grad.shape)} belongs to a step that was aborted"
+            )
         try:
             if not step.completed:
                 self._prepare(step, step.votes.check(vote, ticket.entry.number))

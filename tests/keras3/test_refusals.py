@@ -19,7 +19,7 @@ from hvd_compress.keras import Compression, DistributedOptimizer
         ({"op": hvd.Adasum}, "use hvd.Average or hvd.Sum"),
         (
             {"backward_passes_per_step": 2},
-            "is not there on Keras 3: .* gradient_accumulation_steps",
+            "is not supported on Keras 3: .* gradient_accumulation_steps",
         ),
         ({"num_groups": 2}, "use groups"),
         ({"name": "mine"}, "name='mine' .* give the name to the Keras optimizer"),

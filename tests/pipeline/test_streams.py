@@ -189,9 +189,9 @@ def test_memory_is_bounded() -> None:
         ({"memory": "aqsgd:samples=9,folder=nowhere"}, "there is no such folder"),
         ({"memory": ("none", "aqsgd:samples=9")}, "aqsgd is a memory of activations"),
         ({"memory": ("none", "ef", "ef")}, "that of activations and of gradients"),
-        ({"backward": "qsgd:norm=l2", "memory": "ef"}, "memory='ef' is not possible with QSGD"),
+        ({"backward": "qsgd:norm=l2", "memory": "ef"}, "memory='ef' is not supported with QSGD"),
         ({"backward": "shared"}, "takes the mask of activations, and forward='none' has none"),
-        ({"forward": "topk", "backward": "shared", "memory": "ef"}, "memory='ef' is not possible with SharedMask"),
+        ({"forward": "topk", "backward": "shared", "memory": "ef"}, "memory='ef' is not supported with SharedMask"),
         ({"forward": "shared"}, "'shared' is for gradients"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What is made of many coordinates: peaks, sums, norms."""
+"""Reductions: peaks, sums, norms."""
 
 from __future__ import annotations
 

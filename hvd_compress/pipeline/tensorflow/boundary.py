@@ -59,7 +59,7 @@ class CompressedBoundary(tf.keras.layers.Layer):  # type: ignore[misc]  # Keras 
             makes up depend on the layers that there were before.
 
     Raises:
-        SpecError: If an operator or a memory is not known, not allowed, or does not go with the others.
+        SpecError: If an operator or a memory is not known, not allowed, or not supported with the others.
     """
 
     supports_jit = False

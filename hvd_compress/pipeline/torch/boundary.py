@@ -43,7 +43,7 @@ class CompressedBoundary(nn.Module):
         name: Part of the seeds of random operators: give boundaries of one model different names.
 
     Raises:
-        SpecError: If an operator or a memory is not known, not allowed, or does not go with the others.
+        SpecError: If an operator or a memory is not known, not allowed, or not supported with the others.
     """
 
     def __init__(

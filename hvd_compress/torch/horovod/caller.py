@@ -158,12 +158,12 @@ def _op(optimizer: Any) -> Any:
 def _refuse_other_ops(op: Any) -> None:
     if op == hvd.Adasum:
         raise UnsupportedError(
-            "op=hvd.Adasum does not go with this compression: Adasum weighs the gradients of pairs of ranks by their"
-            " angle, which a compressed sum cannot tell; use op=hvd.Average, or Compression.fp16 with Adasum"
+            "op=hvd.Adasum is not supported with this compression: Adasum weighs the gradients of pairs of ranks by"
+            " their angle, which a compressed sum does not show; use op=hvd.Average, or Compression.fp16 with Adasum"
         )
     if op in _NOT_SUMS:
         raise UnsupportedError(
-            f"op=hvd.{_NOT_SUMS[op]} does not go with this compression, which gives sums: use op=hvd.Average or"
+            f"op=hvd.{_NOT_SUMS[op]} is not supported with this compression, which computes sums: use op=hvd.Average or"
             " op=hvd.Sum, or Compression.none"
         )
 

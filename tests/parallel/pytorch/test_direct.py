@@ -154,7 +154,7 @@ def test_without_a_name() -> None:
 @pytest.mark.parametrize("op", ["Adasum", "Min", "Max", "Product"])
 def test_other_reductions(op: str) -> None:
     call = lambda c: hvd.allreduce(tensor(), name="x", op=getattr(hvd, op), compression=c)  # noqa: E731
-    assert f"op=hvd.{op} does not go with this compression" in refusal(UnsupportedError, call)
+    assert f"op=hvd.{op} is not supported with this compression" in refusal(UnsupportedError, call)
 
 
 def test_what_would_be_differentiated() -> None:

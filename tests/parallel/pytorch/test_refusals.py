@@ -128,7 +128,7 @@ def test_momentum_once() -> None:
 
 def test_adasum() -> None:
     message = refused(Job("topk", op=hvd.Adasum), UnsupportedError)
-    assert "op=hvd.Adasum does not go with this compression" in message and "use op=hvd.Average" in message
+    assert "op=hvd.Adasum is not supported with this compression" in message and "use op=hvd.Average" in message
 
 
 def test_elastic_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
