@@ -31,19 +31,19 @@ _CURE = "wrap the model in a new DistributedDataParallel and register the same c
 
 
 class _Waiting(NamedTuple):
-    """A bucket of DistributedDataParallel whose gradients are on their way."""
+    """Bucket of DistributedDataParallel whose gradients are in flight."""
 
     future: Future[Tensor]
     buffer: Tensor
 
 
 class Registered:
-    """A model that a compressor is registered with: the state of its communication hook.
+    """State of a model's communication hook.
 
     Args:
         compressor: The compressor.
         model: The model.
-        factor: By which sums over the ranks are multiplied.
+        factor: Factor of sums over the ranks.
     """
 
     def __init__(self, compressor: "DistributedCompressor", model: DistributedDataParallel, factor: float) -> None:
@@ -87,11 +87,11 @@ def _sparse(module: nn.Module) -> set[int]:
 
 
 class DistributedCompressor(ReducingCompressor):
-    """Compresses the gradients of `torch.nn.parallel.DistributedDataParallel`; made by `Compression`.
+    """Gradient compressor for `torch.nn.parallel.DistributedDataParallel`; `Compression` creates it.
 
     Args:
-        method: What compresses.
-        merge: How gradients are put into buckets; see `hvd_compress.bucketing.plan`.
+        method: The method, as a router.
+        merge: Assignment of gradients to buckets; see `hvd_compress.bucketing.plan`.
     """
 
     def __init__(self, method: Router, merge: Merge) -> None:
@@ -103,7 +103,7 @@ class DistributedCompressor(ReducingCompressor):
 
         Args:
             model: The wrapped model, before its first backward pass. Its process group is used.
-            op: What gradients become: ``"mean"`` over the ranks, as without a hook, or their ``"sum"``.
+            op: ``"mean"`` of the gradients over the ranks, as without a hook, or ``"sum"``.
 
         Returns:
             This compressor.
@@ -131,7 +131,7 @@ class DistributedCompressor(ReducingCompressor):
         return Registered(self, model, 1.0 if op == "sum" else 1.0 / model.process_group.size())
 
     def reduce(self, registered: Registered, bucket: GradBucket) -> Future[Tensor]:
-        """Take in a bucket of a model's gradients; called by `hook`."""
+        """Compress a bucket of a model's gradients; called by `hook`."""
         with self._lock:
             if self.method.linear:
                 whole = bucket.buffer()
@@ -235,7 +235,7 @@ def hook(state: Registered, bucket: GradBucket) -> torch.futures.Future[torch.Te
 
     Args:
         state: From `DistributedCompressor.registered`.
-        bucket: Of DistributedDataParallel.
+        bucket: Bucket of DistributedDataParallel.
     """
     if not isinstance(bucket, GradBucket):
         raise UnsupportedError(
@@ -253,4 +253,4 @@ def _sum_sparse(registered: Registered, buffer: Tensor) -> Future[Tensor]:
 
 
 Compression: Catalogue[DistributedCompressor] = Catalogue(DistributedCompressor)
-"""The methods: ``Compression.none``, ``.fp16``, ``.topk(ratio=0.01)``, ``.parse("topk:ratio=0.01")`` and so on."""
+"""All methods: ``Compression.none``, ``.fp16``, ``.topk(ratio=0.01)``, ``.parse("topk:ratio=0.01")`` and so on."""

@@ -22,7 +22,7 @@ class GroupVotes:
 
     Args:
         transport: Performs the collectives.
-        scale: By which sums over the ranks are multiplied.
+        scale: Factor of sums over the ranks.
         asking: This rank wants to verify that all ranks agree.
         count: Called with each message.
 

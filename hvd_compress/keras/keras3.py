@@ -41,7 +41,7 @@ class Reducer:
     """Reduces gradients over the ranks. Not a Keras object, so it is neither tracked nor saved with an optimizer.
 
     Args:
-        options: Of `horovod.tensorflow.DistributedGradientTape`.
+        options: Options of `horovod.tensorflow.DistributedGradientTape`.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -56,8 +56,8 @@ class Reducer:
 
         Args:
             gradients: One for each variable; some may be None.
-            variables: Of Keras or TensorFlow.
-            scale: What the loss was multiplied by.
+            variables: Variables of Keras or TensorFlow.
+            scale: Loss scale.
         """
         _refuse_xla()
         sources = [v if isinstance(v, tf.Variable) else v.value for v in variables]
@@ -69,7 +69,7 @@ class Reducer:
 
 
 class Distributed:
-    """What an optimizer of Keras 3 becomes: a class of these methods and the optimizer's own."""
+    """Return the class of a distributed optimizer: these methods and those of the Keras 3 optimizer."""
 
     _hvd_compress: Reducer
 
@@ -99,8 +99,8 @@ def wrap(optimizer: Any, options: dict[str, Any]) -> Any:
     all can be made of their configuration.
 
     Args:
-        optimizer: Of Keras 3.
-        options: Of `horovod.tensorflow.DistributedGradientTape`.
+        optimizer: A Keras 3 optimizer.
+        options: Options of `horovod.tensorflow.DistributedGradientTape`.
 
     Raises:
         UnsupportedError: If it does so already.

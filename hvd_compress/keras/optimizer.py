@@ -34,7 +34,7 @@ def DistributedOptimizer(
     """Make an optimizer reduce the gradients over the ranks before it applies them.
 
     On Keras 2 this is ``horovod.tensorflow.keras.DistributedOptimizer``. On Keras 3 the optimizer itself is changed and
-    given back, with what it has learnt so far. There
+    returned, with its state. There
 
     - it reduces in ``apply`` and ``apply_gradients``, so it needs no `DistributedGradientTape`;
     - with ``gradient_accumulation_steps`` it reduces each batch;
@@ -43,19 +43,19 @@ def DistributedOptimizer(
 
     Args:
         optimizer: A Keras optimizer.
-        compression: Of `Compression`, or one of Horovod's.
+        compression: A compressor of `Compression`, or one of Horovod's.
         op: ``hvd.Average`` or ``hvd.Sum``.
-        gradient_predivide_factor: Which part of an average is divided by before the sum.
+        gradient_predivide_factor: Part of the division of an average that is made before the sum.
         process_set: The ranks to reduce over.
-        groups: How many groups of gradients to reduce together, or lists of variables.
-        sparse_as_dense: Make dense tensors of IndexedSlices first.
+        groups: Number of groups of gradients to reduce together, or lists of variables.
+        sparse_as_dense: Convert IndexedSlices to dense tensors first.
         **options: As in Horovod; on Keras 3, ``device_dense`` and ``device_sparse``.
 
     Returns:
         The optimizer to compile a model with.
 
     Raises:
-        UnsupportedError: If something is asked for that cannot work on Keras 3.
+        UnsupportedError: If an option is not supported on Keras 3.
     """
     options |= {
         "compression": compression,

@@ -22,7 +22,7 @@ from hvd_compress.wrappers.measure import vnmse
 from hvd_compress.wrappers.router import Routable
 
 _SOUND, _SPOILT, _NEW, _REFUSED = range(4)
-"""What a rank says of its gradients before they are exchanged; the worst word counts for all."""
+"""Status of a rank's gradients before the exchange; the worst status of all ranks counts."""
 
 
 class Aggregator(Saving):
@@ -38,15 +38,15 @@ class Aggregator(Saving):
         with Aggregator("topk:ratio=0.01") as aggregator:
             means = aggregator.step(grads)
 
-    Pickled it is method, ``comm`` and ``merge`` alone, which makes a new one; ``comm`` must then be one of MPI's own.
+    A pickled aggregator has ``method``, ``comm`` and ``merge`` only, and no state; ``comm`` must be one of MPI's own.
 
     Args:
         method: A method or its spec.
         comm: An intracommunicator, of which a duplicate is used. It is made in the first step.
-        merge: See `hvd_compress.bucketing.plan`.
+        merge: Assignment of gradients to buckets; see `hvd_compress.bucketing.plan`.
 
     Raises:
-        SpecError: If the spec or ``merge`` cannot be.
+        SpecError: If the spec or ``merge`` is not allowed.
     """
 
     def __init__(self, method: Routable | str, comm: MPI.Comm = MPI.COMM_WORLD, merge: Merge = DEFAULT_MERGE) -> None:
@@ -155,33 +155,34 @@ class Aggregator(Saving):
         return self._session
 
     def residual(self) -> dict[str, Arr]:
-        """What this rank has kept back, by gradient name (``""`` for a bare array); empty without error feedback."""
+        """Return this rank's residuals by gradient name (``""`` for a bare array); empty without error feedback."""
         return self._session.residual() if self._session else {}
 
     def stats(self) -> Stats:
-        """Bytes and time so far, on this rank, without steps that a non-finite gradient spoilt.
+        """Return bytes and times of this rank so far, without steps with gradients that are not finite.
 
-        One byte for each step is what it takes to agree that all gradients are finite. Not counted: the comparison in
-        the first step, and the lengths that MPI needs to gather arrays of unequal length (8 bytes for each).
+        They include one byte per step, by which ranks agree that all gradients are finite, but not the verification in
+        the first step, nor the lengths of arrays of unequal length that MPI gathers (8 bytes each).
         """
         return self._meter.read(waits=True)._replace(vnmse=vnmse(self._session.states if self._session else []))
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank would lose: residuals, warm starts, step counts.
+        """Return the state of this rank: residuals, warm starts and step counts.
 
         Returns:
-            Numpy arrays, numbers and strings in dicts. It belongs to this rank: each rank saves its own.
+            Nested dicts of numpy arrays, numbers and strings. Each rank has its own state.
         """
         return to_dict(self._saved(), lambda leaf: leaf)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; at once after the first step, else in the first step.
+        """Load a saved state, at once or in the first step.
 
         Args:
-            state: From `state_dict`, of the same rank; all ranks load theirs at the same place in the program.
+            state: State from `state_dict` on the same rank; all ranks load at the same place in the program.
 
         Raises:
-            StateError: If it is not such a state, or of another method, rank, world size or model. Nothing is changed.
+            StateError: If it is not a saved state, or belongs to another method, rank, world size or model. Nothing is
+                changed.
         """
         self._load([from_dict(state, lambda leaf: leaf)])
 

@@ -1,4 +1,4 @@
-"""What an aggregator is to one set of gradients: buckets, their states, and the exchange."""
+"""Buckets of an aggregator, with their states and exchanges."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Session:
 
     Args:
         gradients: In the order in which the parameters are used.
-        method: What compresses.
+        method: The method, as a router.
         merge: See `hvd_compress.bucketing.plan`.
         transport: Performs the collectives; making a session needs none.
         meter: Counts bytes and time.
 
     Attributes:
-        label: Of the gradients.
+        label: Label of the gradients.
         states: One for each bucket.
-        steps: How many exchanges there were.
+        steps: Number of exchanges so far.
         job: Number of the ranks' agreement, or of the state that was restored.
     """
 
@@ -76,7 +76,7 @@ class Session:
         return flight.ended
 
     def residual(self) -> dict[str, Arr]:
-        """What this rank has kept back, by gradient name."""
+        """Return the residuals of this rank by gradient name."""
         kept: dict[str, Arr] = {}
         for planned, state in zip(self._plan, self.states, strict=True):
             residual = residual_of(state)

@@ -33,7 +33,7 @@ class Done(NamedTuple):
     """A collective that is over.
 
     Attributes:
-        reply: What it gave.
+        reply: Its result.
     """
 
     reply: Arr

@@ -1,4 +1,4 @@
-"""What both ends of a boundary remember of each sample: the memory of AQ-SGD."""
+"""Memory of AQ-SGD: the last activation of each sample, at both ends of a boundary."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class AQSGD:
         first visit: send a, m = a                  later: send C(a - m), m = m + C(a - m)          in either case use m
 
     Args:
-        samples: How many samples there are to train on: their ids are ``0 .. samples-1``.
+        samples: Number of training samples: their ids are ``0 .. samples-1``.
         values: ``"fp32"``, or ``"fp16"`` to remember in 16 bits.
         folder: Remember in a file in this folder, instead of in memory. It has no name, and goes with the job.
         limit: Most memory (or disk) for each end, in GiB.

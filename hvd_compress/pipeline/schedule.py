@@ -17,8 +17,8 @@ def one_f_one_b(stage: int, stages: int, microbatches: int) -> Iterator[Action]:
 
     Args:
         stage: Which one, from 0.
-        stages: How many there are.
-        microbatches: How many a step has.
+        stages: Number of stages.
+        microbatches: Number of microbatches in a step.
 
     Yields:
         What to do, and with which microbatch.

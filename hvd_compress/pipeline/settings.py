@@ -21,7 +21,7 @@ FEEDBACK: Mapping[str, Callable[[Method], Method]] = {"ef": ErrorFeedback, "ef21
 
 
 class Settings(NamedTuple):
-    """How a boundary compresses.
+    """Settings of a boundary.
 
     Attributes:
         forward: Operator of activations.

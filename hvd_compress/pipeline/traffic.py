@@ -12,8 +12,8 @@ class Traffic(NamedTuple):
     """Totals of one direction of a boundary so far, as this process has seen them; times include those of evaluation.
 
     Attributes:
-        messages: How many there were in training.
-        plain_bytes: What the tensors took before compression.
+        messages: Number of messages in training.
+        plain_bytes: Bytes of the tensors before compression.
         bytes_sent: Headers, ids of samples and payloads.
         ratio: ``plain_bytes / bytes_sent``.
         encode_seconds: Time to compress, where this process sends.
@@ -49,7 +49,7 @@ def count(meter: Meter, call: Call, sent: int) -> None:
 
 
 class BoundaryStats(NamedTuple):
-    """What went through a boundary.
+    """Traffic of a boundary.
 
     Attributes:
         forward: Activations.

@@ -1,4 +1,4 @@
-"""How messages between stages lie in bytes: a header of 64 bytes, the ids of samples where there are any, a payload."""
+"""Format of messages between stages: a header of 64 bytes, the ids of samples if any, and the payload."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ assert _FORMAT.size == HEADER - 4  # the rest is zero
 
 
 class Message(NamedTuple):
-    """What one stage sends to the next, or back.
+    """Message of a stage to the next one, or back.
 
     Attributes:
-        kind: How the payload is to be read.
+        kind: Encoding of the payload.
         call: Shape, dtype, training, ids.
         microbatch: Its number in the step.
         payload: uint8, one-dimensional.

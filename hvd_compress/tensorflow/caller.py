@@ -21,7 +21,7 @@ from hvd_compress.errors import SpecError, UnknownParameterError, UnsupportedErr
 _REDUCE = {"allreduce", "tf__allreduce", "grouped_allreduce", "tf__grouped_allreduce"}
 _ALL = {"allreduce_grads", "tf__allreduce_grads"}  # AutoGraph runs a translation whose names begin with tf__
 _SCALED = {"compute_gradients", "_compute_gradients", "get_gradients"}
-"""Where a LossScaleOptimizer scales the loss before, and unscales the gradients after, Horovod reduces them."""
+"""Functions in which a LossScaleOptimizer scales the loss before, and unscales the gradients after, the reduction."""
 
 _MARK = "hvd_compress.call"
 
@@ -37,7 +37,7 @@ class Call(NamedTuple):
         direct: Whether it is a direct call.
         process_set: The ranks that Horovod reduces over.
         op: Horovod's reduction.
-        factor: What the sum over the ranks is multiplied by.
+        factor: Factor of the sum over the ranks.
         graph: Where the gradients are reduced: the graph around the branch that is being traced; None for the current
             one.
         optimizer: Whose gradients they are; None in a tape.
@@ -179,7 +179,7 @@ def scale_reader(scaler: Any) -> Callable[[], Any]:
 
 
 def _optimizers() -> tuple[type, ...]:
-    """What Keras optimizers are: new and, where this Keras has them, legacy ones."""
+    """Return the classes of Keras optimizers: new and, where this Keras has them, legacy ones."""
     kinds = [tf.keras.optimizers.Optimizer]
     with contextlib.suppress(AttributeError, ImportError):
         kinds.append(tf.keras.optimizers.legacy.Optimizer)

@@ -44,11 +44,11 @@ _MARK = "_hvd_compress_number"
 
 
 class Ticket(NamedTuple):
-    """What ``compress`` leaves with Horovod for ``decompress``.
+    """Context from ``compress`` to ``decompress``.
 
     Attributes:
         total: The sum of the gradient over the ranks.
-        parts: By what it has to be divided to be a mean.
+        parts: Divisor that makes it a mean.
         like: The gradient itself, for its dtype.
     """
 
@@ -62,7 +62,7 @@ class _Memo:
     """Facts of the calls so far; a plain object, as checkpoints track the lists and dicts of a module.
 
     Attributes:
-        names: Of sessions, by ranks and variables.
+        names: Names of sessions, by ranks and variables.
         ordinals: The next one, by label.
         lineage: Which sessions go on with what others kept.
         agreed: The lists of variables that a method without a state has seen.
@@ -83,22 +83,22 @@ class _Memo:
 
 
 class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore[misc]  # neither is typed
-    """Compresses the gradients of Horovod's optimizers and tapes; made by `Compression`.
+    """Gradient compressor for Horovod's optimizers and tapes; `Compression` creates it.
 
-    What is kept between steps belongs to the variables: when a layer is unfrozen and gradients come for another list of
-    them, it goes along. In direct calls such as ``hvd.allreduce(tensor, name="x", compression=...)`` it belongs to the
-    name and shape. Several models may share a compressor; without ``tf.function``, only if their shapes differ.
+    State belongs to variables: it is kept when a layer is unfrozen and the list of gradients changes. In direct calls
+    such as ``hvd.allreduce(tensor, name="x", compression=...)`` it belongs to the name and shape. Several models may
+    share a compressor; without ``tf.function``, only if their shapes differ.
 
-    It is trackable: ``tf.train.Checkpoint(model=model, compression=compression)`` saves and restores its state, which
-    belongs to this rank, so each rank needs a checkpoint of its own.
+    It is trackable: ``tf.train.Checkpoint(model=model, compression=compression)`` saves and restores its state. Each
+    rank has its own state, so save one checkpoint per rank.
 
     Args:
-        method: What compresses.
-        merge: How gradients are put into buckets; see `hvd_compress.bucketing.plan`.
+        method: The method, as a router.
+        merge: Assignment of gradients to buckets; see `hvd_compress.bucketing.plan`.
 
     Attributes:
-        sessions: One for each list of variables.
-        tally: Counts steps and bytes.
+        sessions: One session per list of variables.
+        tally: Counter of steps and bytes.
     """
 
     def __init__(self, method: Router, merge: Merge) -> None:
@@ -110,7 +110,7 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
         self._memo = _Memo()
 
     def __hash__(self) -> int:
-        """By identity, but another one for each optimizer that is made with it: see `caller.makes_an_optimizer`."""
+        """Return the identity, but another value for each optimizer that is made: see `caller.makes_an_optimizer`."""
         apart = not self.method.linear and caller.makes_an_optimizer()
         return hash((id(self), next(_serial) if apart else 0))
 
@@ -118,31 +118,31 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
         return f"Compression.parse({to_spec(self.method)!r}, merge={self.merge!r})"
 
     def follow(self, scaler: Any) -> None:
-        """Say by what gradients are multiplied when they come, so that what is kept between steps is in true units.
+        """Keep residuals in unscaled units while a loss scaler changes its scale.
 
-        For loops of your own, with a tape; where Keras computes gradients in a LossScaleOptimizer it is found. Methods
-        that keep nothing, ``none`` and ``fp16``, have no need of it.
+        Call it in custom training loops with a tape. In ``fit``, Keras's LossScaleOptimizer is found by itself.
+        Stateless methods, such as ``none`` and ``fp16``, do not need it.
 
         Args:
             scaler: A ``tf.keras.mixed_precision.LossScaleOptimizer``, a variable or a tensor with the loss scale, or a
-                function that gives it. The function is called while the step is traced, so it must read a variable.
+                function that returns it. The function is called while the step is traced, so it must read a variable.
 
         Raises:
-            SpecError: If it is none of them, or gradients have been compressed already.
+            SpecError: If it is none of these, or the first step has been made.
         """
         if self.sessions:
-            raise SpecError("follow() came after the first step, whose graph knows no loss scale: call it before")
+            raise SpecError("follow() was called after the first step, whose graph has no loss scale: call it before")
         self._memo.scale = caller.scale_reader(scaler)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Take in a gradient; called by Horovod while a graph is traced.
+        """Compress a gradient; called by Horovod while a graph is traced.
 
         Args:
             tensor: The gradient.
 
         Returns:
-            What Horovod is to allreduce, and what it has to give back to `decompress`.
+            The tensor that Horovod is to allreduce, and the context for `decompress`.
         """
         call = caller.find()
         if self.method.linear:
@@ -161,8 +161,8 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
         """Give out a result; called by Horovod while a graph is traced.
 
         Args:
-            tensor: What Horovod made of the tensor that `compress` returned.
-            ctx: What `compress` returned with it.
+            tensor: The tensor from `compress`, reduced by Horovod.
+            ctx: The context from `compress`.
 
         Returns:
             The reduced gradient.
@@ -272,7 +272,7 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
         return session
 
     def _scale_of(self, call: Call) -> Tensor | None:
-        """What the loss was multiplied by; None if it was not."""
+        """Return the loss scale; None if there is none."""
         if self._memo.scale is not None:
             return self._memo.scale()
         return None if call.scaler is None else caller.scale_reader(call.scaler)()
@@ -291,7 +291,7 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
         self._memo.loaded = loaded
 
     def stats(self) -> Stats:
-        """Bytes so far, on this rank, of all models that use this compressor."""
+        """Return the bytes of this rank so far, over all models that use this compressor."""
         states = [state for session in self.sessions.values() for state in session.states()]
         return self.tally.read()._replace(vnmse=vnmse(states))
 
@@ -326,7 +326,7 @@ def _sparse(call: Call) -> list[int]:
 
 
 def _key(call: Call, pairs: list[tuple[Tensor, Any]]) -> tuple[Any, ...]:
-    """What makes a session: the ranks, and the variables or, in direct calls, names, shapes and dtypes."""
+    """Key of a session: the ranks, and the variables or, in direct calls, names, shapes and dtypes."""
     names = [(p, str(g.shape), g.dtype) if isinstance(p, str) else _number(p) for g, p in pairs]
     return (call.process_set.process_set_id, *names)
 
@@ -342,7 +342,7 @@ def _name(parameter: Any) -> str:
 
 
 def _number(variable: Any) -> int:
-    """What tells a variable from all others in this process. A reference would keep it alive."""
+    """Return a number that identifies a variable in this process, without a reference that would keep it alive."""
     if not hasattr(variable, _MARK):
         setattr(variable, _MARK, next(_serial))
     return int(getattr(variable, _MARK))

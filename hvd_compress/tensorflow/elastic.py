@@ -16,10 +16,10 @@ def step_by_step(session: Session, gradients: list[Tensor], scale: Tensor | None
     """Do the exchange of each step op by op, outside of graphs, among the ranks that there are then.
 
     Args:
-        session: What is exchanged.
+        session: The session whose state is exchanged.
         gradients: One tensor for each of its gradients.
         scale: See `Session.build`.
-        factor: What Horovod multiplies sums by; taken to be that of a mean.
+        factor: Factor by which Horovod multiplies sums; assumed to be that of a mean.
     """
     del factor  # it was read off while the graph was traced, by another number of ranks
     full = [i for i, gradient in enumerate(gradients) if 0 not in gradient.shape]

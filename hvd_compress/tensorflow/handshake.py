@@ -34,11 +34,11 @@ _NAME = "hvd_compress.agreement"
 
 
 class Said(NamedTuple):
-    """What a rank says in a round.
+    """Message of a rank in a round.
 
     Attributes:
         facts: From `agreement.describe`, without what is drawn anew for each list.
-        first: What the model seems to be: the smallest name of its variables, numbers included.
+        first: Name of the model: the smallest name of its variables, numbers included.
         waiting: Whether the list has been named in an earlier round, and the rank cannot go on without an answer.
     """
 
@@ -85,7 +85,7 @@ class Question:
             raise self.error
 
     def gate(self) -> list[Any]:
-        """What the first collectives must depend on: nothing, or, where there is no answer yet, an op that insists."""
+        """Return the dependencies of the first collectives: none, or an op that waits for the answer."""
         if self.settled:
             return []
         if tf.executing_eagerly():
@@ -161,7 +161,7 @@ def _talk(transport: GraphTransport) -> _Talk:
 
 
 def _exchange(mine: Said, transport: GraphTransport) -> list[Said]:
-    """What all ranks say in a round.
+    """Messages of all ranks in a round.
 
     Where all say the same, an allreduce tells: in that a rank that has joined may be missing.
     """

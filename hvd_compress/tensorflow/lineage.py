@@ -59,7 +59,7 @@ def _hand_over(heir: Session, numbers: list[int], related: list[tuple[Session, l
 
 
 def _rest(former: Kept, heirs: Sequence[Kept], fresh: Any, kinds: dict[str, Kind]) -> dict[str, Any]:
-    """What a bucket keeps when others have inherited from it: what is equal on all ranks, and what is not theirs."""
+    """Return the state that a bucket keeps when others inherit from it: shared leaves, and those not theirs."""
     whole = any(tuple(h.names) == tuple(former.names) for h in heirs)
     taken = np.repeat([any(name in h.names for h in heirs) for name in former.names], former.bucket.sizes)
 

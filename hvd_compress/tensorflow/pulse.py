@@ -1,4 +1,4 @@
-"""What the ranks tell one another in every step, in one small allreduce: are gradients finite, and is it one step?"""
+"""One small allreduce per step, by which ranks agree that gradients are finite and that they make the same step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvd_compress.tensorflow.transport import GraphTransport
 Tensor: TypeAlias = Any
 
 BYTES = 48
-"""What a rank sends."""
+"""Values that a rank sends."""
 
 _DIFFERENT = (
     "the ranks disagree on the restored state: they have done {} to {} steps, of the jobs {} to {} (0 for a new one);"
@@ -23,7 +23,7 @@ _DIFFERENT = (
 
 
 class Pulse(NamedTuple):
-    """What is heard of all ranks.
+    """Result over all ranks.
 
     Attributes:
         finite: Whether all gradients are. Nothing that depends on it happens if the ranks disagree.
@@ -43,8 +43,8 @@ def feel(bad: Tensor, steps: Tensor, job: Tensor, drawn: int, name: str, transpo
     """Build the allreduce.
 
     Args:
-        bad: How many gradients of this rank are not finite.
-        steps: How many this rank has done.
+        bad: Number of gradients of this rank that are not finite.
+        steps: Number of steps of this rank.
         job: Number of the job that it goes on with; 0 for a new one.
         drawn: From `draw`: what a new one may be numbered.
         name: The same on all ranks.

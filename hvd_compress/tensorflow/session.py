@@ -36,7 +36,7 @@ Change: TypeAlias = "tuple[tf.Variable, Tensor]"
 
 
 _ENDS = "_hvd_compress_ends"
-"""Where a graph keeps the ends of its exchanges."""
+"""Name of the collection of a graph that holds the ends of its exchanges."""
 
 _NOWHERE = [-1, -1, -1]
 """The origin of a state that no checkpoint has filled in."""
@@ -47,8 +47,8 @@ class Ready(NamedTuple):
 
     Attributes:
         totals: The sums over the ranks, one for each gradient; None for those without elements.
-        carrier: What Horovod is to allreduce in the place of each gradient: 1, or nan if some gradient is not finite.
-        parts: By what the totals have still to be divided to be means.
+        carrier: Number that Horovod allreduces instead of each gradient: 1, or nan if a gradient is not finite.
+        parts: Divisor that makes the totals means.
     """
 
     totals: list[Tensor | None]
@@ -58,7 +58,7 @@ class Ready(NamedTuple):
 
 @dataclass(frozen=True)
 class _Fixed:
-    """What a session is made with; a plain object, as checkpoints track the lists and modules of a module.
+    """Arguments of a session; a plain object, as checkpoints track the lists and modules of a module.
 
     Attributes:
         plan: The buckets.
@@ -77,8 +77,8 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
     """The exchange of the gradients of a list of variables.
 
     Args:
-        method: What compresses.
-        merge: How gradients are put into buckets.
+        method: The method, as a router.
+        merge: Assignment of gradients to buckets.
         gradients: Name, shape and dtype of each.
         first: The smallest name of their variables, as these are numbered in this process.
         transport: The ranks that take part.
@@ -87,7 +87,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
     Attributes:
         transport: The ranks that take part.
         slots: The state: bucket, then leaf, then variable. Tracked by checkpoints.
-        steps: How many there have been: a variable.
+        steps: Number of steps so far, a variable.
         job: Number of what the ranks do together, drawn by one of them in the first step: a variable.
 
     Raises:
@@ -171,11 +171,11 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         return {planned.bucket.key: flatten(self._initial(planned)) for planned in self._fixed.plan}
 
     def kinds(self) -> dict[str, dict[str, Kind]]:
-        """What the leaves of the state are, in the form of `read`."""
+        """Return the kinds of the state's leaves, in the form of `read`."""
         return {planned.bucket.key: kinds(self._initial(planned)) for planned in self._fixed.plan}
 
     def kept(self, names: Sequence[Any]) -> list[Kept]:
-        """What is kept, for `hvd_compress.checkpoint.resharding`.
+        """Return the state, for `hvd_compress.checkpoint.resharding`.
 
         Args:
             names: Identities of the gradients, in the order of the session.
@@ -217,7 +217,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         self.write(saved.buckets)
 
     def by_bucket(self, saved: SavedSession | None = None) -> dict[str, Kept]:
-        """What is kept, by the keys of the buckets, of which there is but one partition."""
+        """Return the state by the keys of the buckets, of which there is only one partition."""
         del saved
         return {kept.bucket.key: kept for kept in self.kept(range(self._count))}
 
@@ -248,8 +248,8 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
 
         Args:
             gradients: One tensor for each gradient of the session.
-            scale: What they were multiplied by for their range; what is kept is in true units. None for nothing.
-            factor: What Horovod will multiply the sums by.
+            scale: Loss scale of the gradients; the state is in unscaled units. None for no scale.
+            factor: Factor by which Horovod will multiply the sums.
         """
         ops = tensorflow_ops()
         gates = [] if self._fixed.question is None else self._fixed.question.gate()
@@ -315,7 +315,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
 
 
 def precision(gradient: Tensor) -> str:
-    """What a gradient is computed in."""
+    """Return the dtype in which a gradient is compressed."""
     return PRECISION[gradient.dtype.name]
 
 

@@ -147,7 +147,7 @@ def test_a_payload_of_the_wrong_length_is_refused(name: str, damage: slice) -> N
         ("gtopk", "'gtopk' is a way for many ranks to agree on a sum, and a boundary has one sender"),
         ("topk:feedback=on", "feedback has no effect in .* of a boundary: write memory='ef'"),
         ("topk:warmup=3", "warmup has no effect in .* of a boundary"),
-        ("qsgd:twoway=on", "twoway has no meaning .* nothing comes back"),
+        ("qsgd:twoway=on", "twoway has no effect .* nothing comes back"),
         ("shared", "'shared' is for gradients: write backward='shared'"),
         (7, "a spec is a string"),
     ],

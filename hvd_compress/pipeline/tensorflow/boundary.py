@@ -28,7 +28,7 @@ _FIRST, _AGAIN = "inner", "inner_recompute_grad"
 
 @tf.keras.utils.register_keras_serializable(package="hvd_compress")
 class CompressedBoundary(tf.keras.layers.Layer):  # type: ignore[misc]  # Keras is not typed
-    """Compresses what goes from one stage of a model to the next: activations forward, gradients back.
+    """Compresses the messages between two stages of a model: activations forward, gradients back.
 
     The output is what the next stage would receive, and back goes what this stage would. Compression itself counts as
     the identity for gradients (straight-through)::
@@ -43,18 +43,18 @@ class CompressedBoundary(tf.keras.layers.Layer):  # type: ignore[misc]  # Keras 
     in one process, which would share a memory. In a file of ``model.save("model.keras")`` the memory is left out.
     It has no second derivative.
 
-    With ``tf.recompute_grad``, treat the layers before and behind it on their own. What is computed again may have a
-    boundary in it only if that gives the same each time, such as ``topk`` without a memory; others are refused.
+    With ``tf.recompute_grad``, wrap the layers before and behind it separately. Recomputed layers may contain a
+    boundary only if it gives the same result each time, such as ``topk`` without a memory; others are an error.
 
     Args:
         forward: Operator of activations, such as ``"topk:ratio=0.1"``; see ``hvd_compress.pipeline.OPERATORS``.
-        backward: Operator of gradients; besides those ``"shared"``, to send them where the activation that arrived was
+        backward: Operator of gradients; or ``"shared"``, which sends gradients where the activation that arrived is
             not zero.
-        memory: ``"none"``; ``"ef"``: add what was not sent to the next message; ``"ef21"``: send how a message differs
-            from what the other end knows of the one before; ``"aqsgd:samples=n"``: send how the activation of a sample
-            has changed (see ``hvd_compress.pipeline.AQSGD``). Or a pair: that of activations, and that of gradients.
-            What goes uncompressed has no memory.
-        inference: Whether activations are compressed outside of training, too; then always without a memory.
+        memory: ``"none"``; ``"ef"``: add the residual to the next message; ``"ef21"``: send the difference from the
+            state of the message before at the other end; ``"aqsgd:samples=n"``: send the change of a sample's
+            activation (see ``hvd_compress.pipeline.AQSGD``). Or a pair: for activations, and for gradients.
+            Uncompressed messages have no memory.
+        inference: Whether activations are also compressed outside training, always without a memory.
         **kwargs: Of a Keras layer. ``name`` is part of the seeds of random operators: give one, as those that Keras
             makes up depend on the layers that there were before.
 
@@ -81,7 +81,7 @@ class CompressedBoundary(tf.keras.layers.Layer):  # type: ignore[misc]  # Keras 
         self._meters = Meter(), Meter()
 
     def call(self, inputs: Tensor, ids: Tensor | None = None, training: Any = None) -> Tensor:
-        """What the next stage receives.
+        """Return the activations that the next stage receives.
 
         Args:
             inputs: Activations, floating-point; the first axis is that of samples. Or ``[activations, ids]``.
@@ -133,13 +133,13 @@ class CompressedBoundary(tf.keras.layers.Layer):  # type: ignore[misc]  # Keras 
         return _on_host(run, gradient, training, *([_wide(y)] if self.settings.shares_mask else []))
 
     def _carry(self, x: Arr, direction: int, call: Call, mask: Arr | None = None, counts: bool = True) -> Arr:
-        """What arrives at the other end.
+        """Return the message as it arrives at the other end.
 
         Args:
             x: Activations or gradients, in the precision of the call.
             direction: 0 forward, 1 back.
             call: What the other end knows, too.
-            mask: Where gradients go, if they share the mask of activations.
+            mask: Mask of the activations, if gradients share it.
             counts: Whether it is a message, and not one that has been counted already.
         """
         check_carried(call.dtype, x.shape)
@@ -153,7 +153,7 @@ class CompressedBoundary(tf.keras.layers.Layer):  # type: ignore[misc]  # Keras 
         return arrived
 
     def stats(self) -> BoundaryStats:
-        """What two stages would have sent each other in training so far."""
+        """Return the traffic between the two stages in training so far."""
         return BoundaryStats(*(Traffic.of(meter) for meter in self._meters))
 
     def get_config(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from hvd_compress.stats import Meter
 
 
 class CompressedBoundary(nn.Module):
-    """Compresses what goes from one stage of a model to the next: activations forward, gradients back.
+    """Compresses the messages between two stages of a model: activations forward, gradients back.
 
     As a layer of a model it does so inside one process: the output is what the next stage would receive, and back goes
     what this stage would. Compression itself counts as the identity for gradients (straight-through)::
@@ -27,20 +27,20 @@ class CompressedBoundary(nn.Module):
 
     Rudakov, Beznosikov, Kholodov, Gasnikov, Activations and Gradients Compression for Model-Parallel Training, 2024.
 
-    With ``torch.utils.checkpoint``, treat the layers before and behind it on their own. What is computed again may have
-    a boundary in it only if that gives the same each time, such as ``topk`` without a memory; others are refused.
-    ``torch.autocast`` changes nothing of what is compressed.
+    With ``torch.utils.checkpoint``, checkpoint the layers before and behind it separately. Recomputed layers may
+    contain a boundary only if it gives the same result each time, such as ``topk`` without a memory; others are errors.
+    ``torch.autocast`` does not change the compression.
 
     Args:
         forward: Operator of activations, such as ``"topk:ratio=0.1"``; see ``hvd_compress.pipeline.OPERATORS``.
-        backward: Operator of gradients; besides those ``"shared"``, to send them where the activation that arrived was
+        backward: Operator of gradients; or ``"shared"``, which sends gradients where the activation that arrived is
             not zero.
-        memory: ``"none"``; ``"ef"``: add what was not sent to the next message; ``"ef21"``: send how a message differs
-            from what the other end knows of the one before; ``"aqsgd:samples=n"``: send how the activation of a sample
-            has changed (see ``hvd_compress.pipeline.AQSGD``). Or a pair: that of activations, and that of gradients.
-            What goes uncompressed has no memory.
-        inference: Whether activations are compressed outside of training, too; then always without a memory.
-        name: Part of the seeds of random operators: give boundaries of one model different names.
+        memory: ``"none"``; ``"ef"``: add the residual to the next message; ``"ef21"``: send the difference from the
+            state of the message before at the other end; ``"aqsgd:samples=n"``: send the change of a sample's
+            activation (see ``hvd_compress.pipeline.AQSGD``). Or a pair: for activations, and for gradients.
+            Uncompressed messages have no memory.
+        inference: Whether activations are also compressed outside training, always without a memory.
+        name: Name, part of the seeds of random operators: give boundaries of one model different names.
 
     Raises:
         SpecError: If an operator or a memory is not known, not allowed, or not supported with the others.
@@ -60,21 +60,21 @@ class CompressedBoundary(nn.Module):
         self._meters = Meter(), Meter()
 
     def forward(self, x: Tensor, ids: Ids = None) -> Tensor:
-        """What the next stage receives.
+        """Return the activations that the next stage receives.
 
         Args:
             x: Floating-point; the first axis is that of samples.
-            ids: Of the samples, whole numbers, with a memory of ``aqsgd`` in training.
+            ids: Integer ids of the samples, for a memory of ``aqsgd`` in training.
 
         Raises:
-            BoundaryError: If ``x`` or ``ids`` cannot be, or do not go with those before; in the backward pass, if the
-                activation is computed again and would be another one.
+            BoundaryError: If ``x`` or ``ids`` are not allowed, or do not fit the last ones; in the backward pass, if
+                recomputation gives another activation.
         """
         y: Tensor = _Pass.apply(x, self, ids)  # type: ignore[no-untyped-call]
         return y
 
     def stats(self) -> BoundaryStats:
-        """What two stages would have sent each other in training so far."""
+        """Return the traffic between the two stages in training so far."""
         return BoundaryStats(*(Traffic.of(meter) for meter in self._meters))
 
     def extra_repr(self) -> str:
@@ -82,14 +82,14 @@ class CompressedBoundary(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in self.settings.specs().items())
 
     def carry(self, x: Tensor, direction: int, training: bool, ids: Ids, mask: Tensor | None) -> Tensor:
-        """What arrives at the other end.
+        """Return the message as it arrives at the other end.
 
         Args:
             x: Activations or gradients.
             direction: 0 forward, 1 back.
             training: Whether memories are used.
-            ids: Of the samples.
-            mask: Where gradients go, if they share the mask of activations.
+            ids: Ids of the samples.
+            mask: Mask of the activations, if gradients share it.
         """
         meter, stream = self._meters[direction], self._streams[direction]
         ops, call = torch_ops(x.device), call_of(x, training, ids)

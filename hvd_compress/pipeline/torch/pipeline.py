@@ -25,10 +25,10 @@ Boundaries = CompressedBoundary | Sequence[CompressedBoundary]
 class Pipeline:
     """Trains a model that is cut into stages, one on each rank.
 
-    Ranks are dealt out replica by replica: with S stages, rank r has stage ``r % S`` of replica ``r // S``. A step cuts
-    its minibatch into microbatches and goes through them in the order 1F1B (see `hvd_compress.pipeline.schedule`);
-    gradients add up in ``.grad`` of this rank's parameters to those of the mean loss over the minibatch, as after
-    ``loss.backward()`` of the whole model. Messages travel while stages compute.
+    With S stages, rank r has stage ``r % S`` of replica ``r // S``. A step cuts its minibatch into microbatches and
+    processes them in the order 1F1B (see `hvd_compress.pipeline.schedule`). Gradients accumulate in ``.grad`` of this
+    rank's parameters to those of the mean loss over the minibatch, as after ``loss.backward()`` of the whole model.
+    Communication overlaps with computation.
 
     With several replicas, average the gradients by ``hvd.DistributedOptimizer(..., process_set=pipeline.replicas,
     backward_passes_per_step=microbatches)``, compressed or not.
@@ -36,19 +36,19 @@ class Pipeline:
     Args:
         stages: The parts of the model in order, as modules or as functions that make them; functions of other stages
             are not called.
-        loss: Makes the mean loss of a microbatch of the last stage's output and targets.
-        boundary: How to compress between stages: one for all, or a sequence with one for each place. None: not at all.
-        microbatches: Into how many parts a minibatch is cut.
+        loss: Function of the last stage's output and targets that returns the mean loss of a microbatch.
+        boundary: Compression between stages: one for all, or a sequence with one per boundary. None for none.
+        microbatches: Number of microbatches in a minibatch.
         link: ``"mpi"``: point to point, by mpi4py; ``"horovod"``: by process sets of two ranks.
         comm: For ``link="mpi"``: the communicator; by default the world.
-        device: Where this rank's stage is.
-        timeout: Seconds that a stage waits for a message before it gives up.
+        device: Device of this rank's stage.
+        timeout: Seconds that a stage waits for a message before it raises an error.
 
     Attributes:
         module: This rank's stage.
         stage: Its number.
-        stages: How many there are.
-        replica: Which replica of the model this rank is part of.
+        stages: Number of stages.
+        replica: Number of the replica that this rank is part of.
         replicas: Horovod's process set of the ranks with this stage; None if there is one replica.
 
     Raises:
@@ -99,19 +99,19 @@ class Pipeline:
         return self._ahead is None
 
     def step(self, inputs: Tensor | None = None, targets: Tensor | None = None, ids: Ids = None) -> float | None:
-        """Go forward and back through a minibatch; to be called on all ranks.
+        """Run the forward and backward passes of a minibatch; call it on all ranks.
 
         Args:
-            inputs: On the first stage; the first axis is that of samples. Other stages do not look at them.
-            targets: On the last stage.
-            ids: Of the samples, on the first stage, if a boundary has a memory of ``aqsgd``.
+            inputs: Inputs, on the first stage; the first axis is that of samples. Other stages ignore them.
+            targets: Targets, on the last stage.
+            ids: Ids of the samples, on the first stage, if a boundary has a memory of ``aqsgd``.
 
         Returns:
             The mean loss over the minibatch on the last stage, None on others.
 
         Raises:
-            BoundaryError: If the minibatch cannot be, or another stage cannot go on. It raises the same on all stages,
-                and the pipeline cannot be used any more.
+            BoundaryError: If the minibatch is not allowed, or another stage has failed. All stages raise the same
+                error, and the pipeline cannot be used any more.
         """
         with self._telling_others():
             parts, labels = self._parts(inputs, "inputs", self.is_first), self._parts(targets, "targets", self.is_last)
@@ -131,10 +131,10 @@ class Pipeline:
             return total if self.is_last else None
 
     def evaluate(self, inputs: Tensor | None = None) -> Tensor | None:
-        """Go forward through a minibatch, with all stages in evaluation mode; to be called on all ranks.
+        """Run the forward pass of a minibatch, with all stages in evaluation mode; call it on all ranks.
 
         Args:
-            inputs: On the first stage.
+            inputs: Inputs, on the first stage.
 
         Returns:
             The output of the model on the last stage, None on others.
@@ -154,7 +154,7 @@ class Pipeline:
             self.module.train(was_training)
 
     def stats(self) -> dict[str, BoundaryStats]:
-        """What went through the boundaries of this stage in training so far, by names such as ``"0-1"``."""
+        """Return the traffic of this stage's boundaries in training so far, by names such as ``"0-1"``."""
         ends = {f"{self.stage - 1}-{self.stage}": self._back, f"{self.stage}-{self.stage + 1}": self._ahead}
         return {name: end.stats() for name, end in ends.items() if end is not None}
 
