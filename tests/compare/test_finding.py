@@ -62,7 +62,7 @@ def test_a_missing_framework_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("hvd_compress.tools.compare.tasks.keras_tasks", "tensorflow"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(MissingPackageError, match=r"the task 'digits' needs keras .*'hvd-compress\[tensorflow\]'"):
+    with pytest.raises(MissingPackageError, match=r"the task 'digits' needs keras .* pip install '\.\[tensorflow\]'"):
         find("digits", "keras")
 
 
