@@ -100,7 +100,7 @@ def test_what_can_be_followed() -> None:
 def test_following_from_the_first_step_on() -> None:
     job = Tape("topk", function=lambda f: f)
     job.gradients(0)
-    with pytest.raises(SpecError, match=r"follow\(\) came after the first step"):
+    with pytest.raises(SpecError, match=r"follow\(\) was called after the first step"):
         job.compression.follow(tf.Variable(1.0))
 
 
