@@ -27,7 +27,7 @@ def exchanges(bench: TorchBench) -> None:
     mine = gradients(alone)
     means = [hvd.allreduce(torch.from_numpy(grad), name=f"mean{i}").numpy() for i, grad in enumerate(mine)]
     assert not np.array_equal(mine[0], means[0])
-    entries = [Entry("a", "none", horovod=True), Entry("b", "none"), Entry("c", "topk:ratio=1", merge="layer")]
+    entries = [Entry("a", "none", own=True), Entry("b", "none"), Entry("c", "topk:ratio=1", merge="layer")]
     subjects = [bench.make(entry, "exchange", "small") for entry in entries]
     for _ in range(2):
         for subject in subjects:
@@ -43,7 +43,7 @@ def exchanges(bench: TorchBench) -> None:
 def models(bench: TorchBench) -> None:
     before = None
     for model in ("linear", "mlp", "resnet50", "many"):
-        subject = bench.make(Entry("a", "none", horovod=True), "steps", model)
+        subject = bench.make(Entry("a", "none", own=True), "steps", model)
         before = [parameter.detach().numpy().copy() for parameter in subject.parameters]
         assert subject.step() > 0
         for parameter, was in zip(subject.parameters, before, strict=True):

@@ -43,7 +43,7 @@ def test_resnet50_is_in_the_order_of_its_modules() -> None:
 
 
 def test_entries() -> None:
-    found = entries(["none", "topk:ratio=0.01"], ["layer", "search", None], True)
+    found = entries(["none", "topk:ratio=0.01"], ["layer", "search", None], ["horovod"])
     assert [entry.label for entry in found] == [
         ALONE,
         "Horovod's none",
@@ -54,6 +54,15 @@ def test_entries() -> None:
         "topk:ratio=0.01",
     ]
     assert [entry.warmup for entry in found] == [0, 0, 0, 0, 0, SEARCH_STEPS, 0]
+
+
+def test_entries_of_two_drivers() -> None:
+    found = entries(["topk"], [None], ["ddp", "horovod"], "ddp")
+    own = ["DDP's none", "DDP's fp16", "DDP's PowerSGD, rank 4", "Horovod's none", "Horovod's fp16"]
+    assert [entry.label for entry in found] == [ALONE, *own, "topk by ddp", "topk by horovod"]
+    assert [entry.driver for entry in found[1:]] == ["ddp"] * 3 + ["horovod"] * 2 + ["ddp", "horovod"]
+    with pytest.raises(SpecError, match=r"--against ddp .* needs --framework ddp"):
+        entries(["topk"], [None], ["ddp"])
 
 
 @pytest.mark.parametrize(
@@ -67,11 +76,11 @@ def test_entries() -> None:
 )
 def test_entries_that_cannot_be(specs: list[str], merges: list[Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        entries(specs, merges, False)
+        entries(specs, merges, [])
 
 
 def test_tasks_and_reports_travel_as_files(tmp_path: Path) -> None:
-    task = Task("steps", "many", entries(["topk"], ["layer", 2], True), 9, 3, 0, str(tmp_path))
+    task = Task("steps", "many", entries(["topk"], ["layer", 2], ["horovod"]), 9, 3, 0, str(tmp_path))
     task.write(tmp_path / "task.json")
     assert Task.read(tmp_path / "task.json") == task
     assert (task.turns, task.parts) == (3, 4 * len(task.entries) - 4 + 4)
@@ -85,8 +94,8 @@ def task_of(what: str, *compared: Entry) -> Task:
     return Task(what, "linear", [Entry(ALONE), *compared], 3, 1, 0, "")
 
 
-FP16, TOPK = Entry("Horovod's fp16", "fp16", horovod=True), Entry("topk", "topk")
-NONE = Entry("Horovod's none", "none", horovod=True)
+FP16, TOPK = Entry("Horovod's fp16", "fp16", own=True), Entry("topk", "topk")
+NONE = Entry("Horovod's none", "none", own=True)
 
 
 def test_results_are_medians_of_the_slowest_rank() -> None:

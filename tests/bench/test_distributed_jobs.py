@@ -53,6 +53,16 @@ def test_steps_on_hosts(tmp_path: Path) -> None:
     assert plot.exists()
 
 
+def test_steps_of_two_drivers(tmp_path: Path) -> None:
+    where = ("--framework", "ddp", "--against", "ddp", "--ranks", "2", "--model", "many")
+    _, found = bench(tmp_path / "r.json", "steps", "topk:ratio=0.01", *where)
+    own = ["DDP's none", "DDP's fp16", "DDP's PowerSGD, rank 4"]
+    assert list(found) == [ALONE, *own, "topk:ratio=0.01 by ddp", "topk:ratio=0.01 by horovod"]
+    assert all(one["ms"] > 0 for one in found.values())
+    ddp, horovod = found["topk:ratio=0.01 by ddp"], found["topk:ratio=0.01 by horovod"]
+    assert 0 < ddp["payload"] < horovod["payload"] < ddp["payload"] + 10 * 500  # a carrier for each gradient
+
+
 def test_exchanges_here_with_a_profile(tmp_path: Path) -> None:
     where = ("--ranks", "2", "--controller", "mpi", "--shapes", "many", "--merge", "2", "--profile")
     printed, found = bench(tmp_path / "r.json", "exchange", "efsignsgd", *where)

@@ -13,8 +13,8 @@ from hvd_compress.tools.bench.bars import draw
 from hvd_compress.tools.bench.distributed import table
 from hvd_compress.tools.bench.distributed.results import Result, as_json, baseline_name, results
 from hvd_compress.tools.bench.distributed.shapes import SHAPES, count
-from hvd_compress.tools.bench.distributed.task import Part, Task, entries, run
-from hvd_compress.tools.bench.jobs import Controller, Framework, Where, read_where
+from hvd_compress.tools.bench.distributed.task import Measured, Part, Task, entries, run
+from hvd_compress.tools.bench.jobs import Controller, Where, read_where
 from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.cluster.rates import bits_per_second
 from hvd_compress.tools.tables import Grid
@@ -50,7 +50,9 @@ Rate = Annotated[
 ]
 Ranks = Annotated[int, typer.Option(min=1, help="Ranks on this machine, without --hosts.")]
 By = Annotated[Controller, typer.Option(help="The library that Horovod communicates by, without --hosts.")]
-Trains = Annotated[Framework, typer.Option(help="The framework that trains.")]
+Trains = Annotated[
+    Measured, typer.Option(help="The framework; ddp measures DistributedDataParallel and Horovod in PyTorch.")
+]
 Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each method.")]
 Warmup = Annotated[int, typer.Option(min=1, help="Steps of each method before those.")]
 Merging = Annotated[
@@ -58,8 +60,10 @@ Merging = Annotated[
     typer.Option(help="Partitions to compare, as layer,2,search; by default the package's own. Can be repeated."),
 ]
 Against = Annotated[
-    Literal["horovod"] | None,
-    typer.Option(help="Also measure Horovod's own none and fp16: the faster one is the baseline."),
+    list[str] | None,
+    typer.Option(
+        metavar="horovod|ddp", help="Also measure its own none and fp16; the fastest is the baseline. Can be repeated."
+    ),
 ]
 
 
@@ -95,7 +99,7 @@ def steps(
     the time of the step alone, or of its bytes on the link if that is more.
     """
     with refusals():
-        compared = entries(specs, read_merges(merge or []), against is not None)
+        compared = entries(specs, read_merges(merge or []), against or [], framework)
         task = Task("memory" if memory else "steps", model, compared, steps, warmup, 0, "")
         where = read_where(hosts, rate, ranks, controller)
         title = f"Steps of {model} with {framework}, {where}"
@@ -132,7 +136,7 @@ def exchange(
     decompress as Horovod sees them, without waiting: their cost in Python and in kernels.
     """
     with refusals():
-        compared = entries(specs, read_merges(merge or []), against is not None)
+        compared = entries(specs, read_merges(merge or []), against or [])
         task = Task("exchange", shapes, compared, steps, warmup, _PROFILED if profile else 0, "")
         where = read_where(hosts, rate, ranks, controller)
         sizes = SHAPES[shapes]()
@@ -149,7 +153,7 @@ def read_merges(given: Sequence[str]) -> list[Merge | None]:
     return [int(word) if word.strip().isdigit() else word.strip() for word in words] or [None]
 
 
-def _measured(task: Task, framework: Framework, where: Where) -> list[Result]:
+def _measured(task: Task, framework: Measured, where: Where) -> list[Result]:
     bits = bits_per_second(where.rate) if where.hosts else None
     if task.what != "memory":
         return results(task, _reports(task, framework, where), bits)
@@ -160,7 +164,7 @@ def _measured(task: Task, framework: Framework, where: Where) -> list[Result]:
     return found
 
 
-def _reports(task: Task, framework: Framework, where: Where) -> list[list[Part]]:
+def _reports(task: Task, framework: Measured, where: Where) -> list[list[Part]]:
     with progress(task.parts) as begins:
 
         def watch(done: int) -> None:

@@ -62,7 +62,7 @@ def _result(entry: Entry, ranks: list[list[Part]]) -> Result:
         times = sorted(max(step) for step in zip(*seconds, strict=True)) or [0.0]
     else:  # nobody waits for the others, and on shared cores now this rank is slow, now that one
         times = [max(map(mean, seconds))] if seconds[0] else [0.0]
-    ours = bool(entry.spec) and not entry.horovod
+    ours = bool(entry.spec) and not entry.own
     peaks = [part.memory for rank in ranks for part in rank if part.memory is not None]
     return Result(
         entry.label,
@@ -109,14 +109,14 @@ def named(found: Sequence[Result], *labels: str) -> Result | None:
     return next((by_label[label] for label in labels if label in by_label), None)
 
 
-DENSE, HALF = ("Horovod's none", "none"), ("Horovod's fp16", "fp16")
+DENSE, HALF = ([f"Horovod's {spec}", f"DDP's {spec}", spec] for spec in ("none", "fp16"))
+"""The labels of steps without compression, and with 16 bits."""
 
 
 def baseline(found: Sequence[Result]) -> Result | None:
-    """Return the faster of Horovod's own methods; None unless both were measured, as then nothing tells."""
-    own = [named(found, *labels) for labels in (HALF, DENSE)]
-    known = [one for one in own if one]
-    return min(known, key=lambda one: one.ms) if len(known) == len(own) else None
+    """Return the fastest of none and fp16; None unless both were measured, as then nothing tells."""
+    dense, half = ([one for one in found if one.label in labels] for labels in (DENSE, HALF))
+    return min(half + dense, key=lambda one: one.ms) if dense and half else None
 
 
 def baseline_name(found: Sequence[Result]) -> str:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from hvd_compress.bucketing import DEFAULT_MERGE, Merge, check_merge
 from hvd_compress.errors import SpecError
 from hvd_compress.spec import parse
-from hvd_compress.tools.bench.jobs import Framework, Where, execute
+from hvd_compress.tools.bench.jobs import Where, execute
 
-WORKERS: dict[Framework, str] = {"torch": "torch_worker", "keras": "keras_worker"}
+Driver = Literal["horovod", "ddp"]
+"""The library that reduces gradients."""
+
+Measured = Literal["torch", "keras", "ddp"]
+"""The framework of steps; with ``ddp``, PyTorch's DistributedDataParallel is compared with Horovod."""
+
+WORKERS: dict[Measured, str] = {"torch": "torch_worker", "keras": "keras_worker", "ddp": "ddp_worker"}
 
 ALONE = "compute alone"
 """The label of steps in which nothing is reduced."""
@@ -30,20 +36,21 @@ class Entry(NamedTuple):
 
     label: str  # The name in tables
     spec: str = ""  # A spec, or the name of Horovod's own compression; empty for no exchange at all
-    horovod: bool = False  # Whether it is Horovod's own
+    own: bool = False  # Whether the compression is the driver's own
+    driver: Driver = "horovod"
     merge: Merge | None = None  # The merge policy; None for the default
 
     @property
     def warmup(self) -> int:
         """Steps until it is as fast as it will be."""
-        if self.horovod or not self.spec or parse(self.spec).linear:
+        if self.own or not self.spec or parse(self.spec).linear:
             return 0
         merge: Merge = DEFAULT_MERGE if self.merge is None else self.merge
         return SEARCH_STEPS if merge == "search" else 0
 
     def compression(self, ours: Any, horovods: Any) -> Any:
         """Make it from the ``Compression`` of this package or of Horovod; None for no exchange at all."""
-        if self.horovod:
+        if self.own:
             return getattr(horovods, self.spec)
         return ours.parse(self.spec, **({} if self.merge is None else {"merge": self.merge})) if self.spec else None
 
@@ -107,8 +114,17 @@ def read_report(path: Path) -> list[Part]:
     return [Part(**json.loads(line)) for line in lines]
 
 
-def entries(specs: list[str], merges: list[Merge | None], against_horovod: bool) -> list[Entry]:
-    """Return what is compared: the step alone, Horovod's own methods if asked for, and each method with each partition.
+OWN: dict[Driver, dict[str, str]] = {
+    "ddp": {"DDP's none": "none", "DDP's fp16": "fp16", "DDP's PowerSGD, rank 4": "powersgd"},
+    "horovod": {"Horovod's none": "none", "Horovod's fp16": "fp16"},
+}
+"""The drivers' own methods, by their labels."""
+
+
+def entries(
+    specs: list[str], merges: list[Merge | None], against: Collection[str], framework: Measured = "torch"
+) -> list[Entry]:
+    """Return what is compared: the step alone, own methods of drivers, and each method with each partition.
 
     Raises:
         SpecError: If a spec or a partition cannot be, or is given twice.
@@ -117,19 +133,26 @@ def entries(specs: list[str], merges: list[Merge | None], against_horovod: bool)
         if merge is not None:
             check_merge(merge)
     found = [Entry(ALONE)]
-    if against_horovod:
-        found += [Entry(f"Horovod's {name}", name, horovod=True) for name in ("none", "fp16")]
+    drivers: list[Driver] = ["ddp", "horovod"] if framework == "ddp" else ["horovod"]
+    for one in set(against) - {*drivers}:
+        cure = "it needs --framework ddp" if one in OWN else f"allowed: {', '.join(drivers)}"
+        raise SpecError(f"--against {one} is not possible here: {cure}")
+    found += [Entry(label, spec, True, one) for one in drivers if one in against for label, spec in OWN[one].items()]
     for spec in specs:
         linear = parse(spec).linear  # whose tensors travel one by one, however gradients are merged
         for merge in [None] if linear else merges:
-            found.append(Entry(spec if merge is None else f"{spec} merge={merge}", spec, merge=merge))
+            label = spec if merge is None else f"{spec} merge={merge}"
+            found += [
+                Entry(f"{label} by {driver}" if len(drivers) > 1 else label, spec, driver=driver, merge=merge)
+                for driver in drivers
+            ]
     labels = [entry.label for entry in found]
     if twice := {label for label in labels if labels.count(label) > 1}:
         raise SpecError(f"{', '.join(sorted(twice))} is given twice: name each once")
     return found
 
 
-def run(task: Task, framework: Framework, where: Where, watch: Callable[[int], None]) -> list[list[Part]]:
+def run(task: Task, framework: Measured, where: Where, watch: Callable[[int], None]) -> list[list[Part]]:
     """Run a task, and return the report of each rank; call ``watch`` again and again with how many parts are done.
 
     Raises:

@@ -107,19 +107,23 @@ class TorchBench(TorchRank):
         self._made = 0
 
     def make(self, entry: Entry, what: str, model: str) -> TorchSubject:
-        shapes = SMALL if model == "small" else SHAPES[model]()
-        if model not in self._weights:
-            self._weights[model] = [from_numpy(value) for value in weights(shapes)]
-        parameters = [torch.nn.Parameter(weight.detach()) for weight in self._weights[model]]
+        parameters, loss = self._model(what, model)
         optimizer, clock = torch.optim.SGD(parameters, lr=RATE), None
         if entry.spec:
             clock = Clock(entry.compression(Compression, hvd.Compression))
             self._made += 1
             named = [(f"entry{self._made}.{i}", parameter) for i, parameter in enumerate(parameters)]
             optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=clock)
-        ready = what == "exchange" or model in ("small", "many")
-        loss = self._ready(model, shapes) if ready else LOSSES[model](self.rank)
         return TorchSubject(parameters, loss, optimizer, clock, what == "exchange")
+
+    def _model(self, what: str, model: str) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Tensor]]:
+        """Return parameters, which share their memory with those of other entries, and the loss."""
+        shapes = SMALL if model == "small" else SHAPES[model]()
+        if model not in self._weights:
+            self._weights[model] = [from_numpy(value) for value in weights(shapes)]
+        parameters = [torch.nn.Parameter(weight.detach()) for weight in self._weights[model]]
+        ready = what == "exchange" or model in ("small", "many")
+        return parameters, self._ready(model, shapes) if ready else LOSSES[model](self.rank)
 
     def _ready(self, model: str, shapes: Sequence[Shape]) -> Callable[[Sequence[Tensor]], Tensor]:
         """Return a loss whose gradients are there already; backward hands them out, the last parameter first."""

@@ -1,0 +1,95 @@
+"""A rank of a measurement with DistributedDataParallel and Horovod; started as those of `torch_worker`."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore  # as torch.distributed exports it, but with a type
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from hvd_compress.distributed import Compression
+from hvd_compress.stats import Stats
+from hvd_compress.tools.bench.distributed.measuring import measure
+from hvd_compress.tools.bench.distributed.task import Entry, Task
+from hvd_compress.tools.bench.distributed.torch_worker import RATE, Tensor, TorchBench, TorchSubject
+
+RANK = 4
+"""The rank of PyTorch's PowerSGD."""
+
+WHOLE = 100_000
+"""MB of a bucket for all gradients."""
+
+
+class Model(torch.nn.Module):
+    """A loss as a module.
+
+    Args:
+        parameters: The parameters.
+        loss: The loss of them.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], loss: Callable[[Sequence[Tensor]], Tensor]) -> None:
+        super().__init__()
+        self._all = torch.nn.ParameterList(parameters)
+        self._loss = loss
+
+    def forward(self) -> Tensor:
+        return self._loss(list(self._all))
+
+
+class DDPSubject(TorchSubject):
+    """An entry whose gradients DistributedDataParallel reduces."""
+
+    compressor: Any = None
+
+    def stats(self) -> Stats | None:
+        return self.compressor.stats() if self.compressor else None
+
+
+class DDPBench(TorchBench):
+    def __init__(self) -> None:
+        super().__init__()
+        if interface := os.environ.get("HOROVOD_GLOO_IFACE"):
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
+        host = socket.gethostbyname(os.environ.get("HOROVOD_HOSTNAME", "localhost"))
+        store = TCPStore(host, 0, is_master=True, wait_for_workers=False) if self.rank == 0 else None
+        host, port = hvd.broadcast_object((host, store.port if store else 0))
+        store = store or TCPStore(host, port)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size)
+
+    def make(self, entry: Entry, what: str, model: str) -> TorchSubject:
+        if entry.driver != "ddp":
+            return super().make(entry, what, model)
+        parameters, loss = self._model(what, model)
+        # With several buckets, PyTorch's PowerSGD starts collectives in another order on each rank, and Gloo aborts.
+        whole = {"bucket_cap_mb": WHOLE} if entry.own and entry.spec == "powersgd" else {}
+        wrapped = DistributedDataParallel(Model(parameters, loss), **whole)
+        optimizer = torch.optim.SGD(parameters, lr=RATE)
+        subject = DDPSubject(parameters, lambda _: wrapped(), optimizer, None, exchange=False)
+        if entry.own:
+            _register(wrapped, entry.spec)
+        else:
+            subject.compressor = entry.compression(Compression, None).register(wrapped)
+        return subject
+
+
+def _register(model: DistributedDataParallel, name: str) -> None:
+    """Register a hook of PyTorch's own; ``none`` has none."""
+    if name == "fp16":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif name == "powersgd":
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=RANK, start_powerSGD_iter=2)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+if __name__ == "__main__":
+    measure(Task.read(Path(sys.argv[1])), DDPBench())
