@@ -71,8 +71,8 @@ class DDPBench(TorchBench):
             return super().make(entry, what, model)
         parameters, loss = self._model(what, model)
         # With several buckets, PyTorch's PowerSGD starts collectives in another order on each rank, and Gloo aborts.
-        whole = {"bucket_cap_mb": WHOLE} if entry.own and entry.spec == "powersgd" else {}
-        wrapped = DistributedDataParallel(Model(parameters, loss), **whole)
+        most = WHOLE if entry.own and entry.spec == "powersgd" else None
+        wrapped = DistributedDataParallel(Model(parameters, loss), bucket_cap_mb=most)
         optimizer = torch.optim.SGD(parameters, lr=RATE)
         subject = DDPSubject(parameters, lambda _: wrapped(), optimizer, None, exchange=False)
         if entry.own:
