@@ -39,7 +39,7 @@ def test_a_plan_with_rates_of_this_machine(tmp_path: Path) -> None:
     said = " ".join(result.output.split())
     for sentence in found["said"]:
         assert sentence in said
-    assert "Predicted: 2M parameters, 4 ranks, 100 Mbit/s, 100 ms of computing" in said
+    assert "Predicted: 2M parameters, 4 ranks, 100 Mbit/s, 100 ms of compute" in said
     assert result.output.startswith(found["assumed"][:60]) and found["outside"] == []
     best = min(found["predictions"][:2], key=lambda one: one["step"])["spec"]
     assert found["baseline"] == best and f"than {best}" in said

@@ -142,8 +142,8 @@ def test_the_outlook_names_validated_rates_alone(known: Rates) -> None:
     links = {"100 Mbit/s": 1e8, "300 Mbit/s": 3e8, "1 Gbit/s": 1e9}
     sure = [name for name, rate in links.items() if gain(best, setup._replace(rate=rate), known, CONSTANTS) >= SURE]
     assert told(setup, known)[0] == (
-        f"Of {', '.join(links)}, where the model was validated, {best} pays at {', '.join(sure) or 'none of them'} with"
-        " 8 ranks."
+        f"With 8 ranks and {', '.join(links)}, where the model is validated, {best} pays at"
+        f" {', '.join(sure) or 'none of these rates'}."
     )
 
 
@@ -158,7 +158,7 @@ def test_an_overtaking_beyond_the_validated_ranks_is_not_told() -> None:
     ahead = crossing(over_ranks(SPECS, setup, GATHERING_IS_QUICKER, CONSTANTS))
     assert ahead
     said = " ".join(told(setup, GATHERING_IS_QUICKER))
-    assert ("is ahead of" in said) == (ahead.ranks <= 8)
+    assert ("is faster than" in said) == (ahead.ranks <= 8)
 
 
 def test_outside_the_validated_range_there_is_no_verdict() -> None:

@@ -66,7 +66,7 @@ def figure(by_ranks: Sequence[Curve], by_bandwidth: Sequence[Curve], setup: Setu
 
 def _title(setup: Setup) -> str:
     hosts = f", {setup.ranks_per_host} ranks on a host" if setup.ranks_per_host > 1 else ""
-    facts = f"{write_count(setup.params)} parameters, {write_time(setup.compute)} of computing{hosts}"
+    facts = f"{write_count(setup.params)} parameters, {write_time(setup.compute)} of compute{hosts}"
     marks = f"broad line: {setup.ranks:,} ranks, {write_rate(setup.rate)}; dashes: by allgather"
     return f"Predicted: {facts} ({marks})\nValidated: {RANGE}"
 

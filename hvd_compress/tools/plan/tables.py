@@ -1,4 +1,4 @@
-"""Predictions, and how good they are, as tables."""
+"""Tables of predictions and of their errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def predictions(found: Sequence[Prediction], setup: Setup) -> Grid:
     ]
     title = (
         f"Predicted: {write_count(setup.params)} parameters, {setup.ranks:,} ranks, {write_rate(setup.rate)},"
-        f" {write_time(setup.compute)} of computing"
+        f" {write_time(setup.compute)} of compute"
     )
     return Grid(title, heads, rows)
 
@@ -46,7 +46,7 @@ def errors(cells: Sequence[Cell]) -> Grid:
     first = next(iter(_by_spec(cells).values()))
     links = [re.sub(r"(?<=\d)(?=[a-z])", "\n", cell.link) for cell in first]
     heads = ("Method", *(f"{cell.hosts}\nhosts\n{link}" for cell, link in zip(first, links, strict=True)))
-    return Grid("Predicted less measured, as a share of what was measured", heads, rows)
+    return Grid("Predicted less measured, as a share of the measured time", heads, rows)
 
 
 def markdown(cells: Sequence[Cell]) -> str:

@@ -12,11 +12,11 @@ from hvd_compress.tools.plan.validation import RANGE, RANKS, RATES
 from hvd_compress.tools.units import write_rate, write_time
 
 PAYS, SURE = 1.05, 1.2
-"""Gains from which a method is worth its trouble, and from which it is one even if the model is wrong by its 20 %."""
+"""Least gain of a method that pays, and of one that pays even if the model is wrong by its 20 %."""
 
 
 def no_verdict(beyond: Sequence[str]) -> str:
-    """Tell why there is no verdict on a job outside the validated range."""
+    """Return why there is no verdict on a job outside the validated range."""
     return (
         f"No verdict: outside the validated range ({RANGE}), with {', '.join(beyond)}. Measure on your machines:"
         " hvd-compress bench steps, or compare."
@@ -24,7 +24,7 @@ def no_verdict(beyond: Sequence[str]) -> str:
 
 
 def verdict(found: Sequence[Prediction]) -> str:
-    """Tell which method to take."""
+    """Return the method to take, and why."""
     base = baseline(found)
     where = (
         f"with {base.spec}, a step of {write_time(base.step)} spends {write_time(base.exchange - base.hidden)} on the"
@@ -53,20 +53,20 @@ def _rivals(found: Sequence[Prediction]) -> list[Prediction]:
 def outlook(
     by_ranks: Sequence[Curve], setup: Setup, found: Sequence[Prediction], rates: Rates, constants: Constants
 ) -> list[str]:
-    """Tell where that changes, as far as the model was validated: with another network, with more ranks."""
+    """Return where the verdict changes within the validated range: with another network, with more ranks."""
     said = []
     for best in sorted(_rivals(found), key=lambda one: one.step)[:1]:
         gains = {rate: gain(best.spec, setup._replace(rate=rate), rates, constants) for rate in RATES}
         sure = [write_rate(rate) for rate, value in gains.items() if value >= SURE]
         known = ", ".join(write_rate(rate) for rate in RATES)
         said.append(
-            f"Of {known}, where the model was validated, {best.spec} pays at {', '.join(sure) or 'none of them'} with"
-            f" {setup.ranks} ranks."
+            f"With {setup.ranks} ranks and {known}, where the model is validated, {best.spec} pays at"
+            f" {', '.join(sure) or 'none of these rates'}."
         )
     if crossed := crossing([_validated(curve) for curve in by_ranks]):
         said.append(
-            f"At {write_rate(setup.rate)}, {crossed.after}, whose traffic does not grow with the ranks, is ahead of"
-            f" {crossed.before} from {crossed.ranks:,} ranks on."
+            f"At {write_rate(setup.rate)}, {crossed.after}, whose traffic does not grow with the ranks, is faster than"
+            f" {crossed.before} with {crossed.ranks:,} ranks and more."
         )
     return said
 

@@ -42,7 +42,7 @@ Model = Literal["linear", "mlp", "resnet50", "many"]
 """Whose gradients are exchanged: a key of `SHAPES`."""
 
 
-Specs = Annotated[list[str], typer.Argument(metavar="SPEC...", help="Methods, as topk:ratio=0.01.")]
+Specs = Annotated[list[str], typer.Argument(metavar="SPEC...", help="Methods, such as topk:ratio=0.01.")]
 Hosts = Annotated[int, typer.Option(min=0, help="Emulated hosts, of a rank each (needs root); 0: this machine.")]
 Rate = Annotated[
     str | None,
@@ -57,7 +57,7 @@ Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each method."
 Warmup = Annotated[int, typer.Option(min=1, help="Steps of each method before those.")]
 Merging = Annotated[
     list[str] | None,
-    typer.Option(help="Partitions to compare, as layer,2,search; by default the package's own. Can be repeated."),
+    typer.Option(help="Partitions to compare, such as layer,2,search; by default the package's own. Can be repeated."),
 ]
 Against = Annotated[
     list[str] | None,

@@ -14,7 +14,7 @@ from hvd_compress.tools.units import NONE, number, size
 def steps_table(found: Sequence[Result], title: str) -> Grid:
     heads = (
         "Method", "Step\nms", "Quartiles\nms", "Scaling\nfactor", f"Faster\nthan {baseline_name(found)}",
-        "Faster\nthan layer", "Over\nnone ms", "To\nHorovod", "At the\ndevice",
+        "Faster\nthan layer", "Over\nnone ms", "Payload", "At the\ndevice",
         "Floor\nms", "x floor", "Encode\nms", "Wait\nms", "Decode\nms",
     )  # fmt: skip
     rows = [
@@ -40,7 +40,7 @@ def steps_table(found: Sequence[Result], title: str) -> Grid:
 def exchange_table(found: Sequence[Result], title: str) -> Grid:
     heads = (
         "Method", "Exchange\nms", "Quartiles\nms", "Faster\nthan layer", f"Faster\nthan {baseline_name(found)}",
-        "To\nHorovod", "At the\ndevice", "Calls\nms", "Encode\nms", "Wait\nms", "Decode\nms",
+        "Payload", "At the\ndevice", "Calls\nms", "Encode\nms", "Wait\nms", "Decode\nms",
     )  # fmt: skip
     rows = [
         (
