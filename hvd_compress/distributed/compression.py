@@ -196,7 +196,8 @@ class DistributedCompressor(ReducingCompressor):
         array, drive = self._passthrough.compress(buffer)
         started = registered.transport.start(AllReduce(array, donate=True), "")
 
-        def finish(_: Any) -> Tensor:
+        def finish(done: Future[Any]) -> Tensor:
+            done.value()  # the error of a collective that another rank has not taken part in
             with self._lock:
                 return buffer.copy_(self._passthrough.decompress(started.read(), drive)).mul_(registered.factor)
 

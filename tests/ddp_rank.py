@@ -1,0 +1,33 @@
+"""A rank of `test_ddp_faults.py`: rank 1 ends or stalls before its fourth step; rank 0 prints its error."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hvd_compress.distributed import Compression
+
+store, rank, spec, fault = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+patience = timedelta(seconds=5)
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=patience)
+model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)))
+Compression.parse(spec).register(model)
+try:
+    for step in range(6):
+        if rank == 1 and step == 3:
+            if fault == "stall":
+                time.sleep(60)
+            os._exit(1)
+        model(torch.ones(8, 64)).sum().backward()
+except RuntimeError as error:
+    print(f"step {step}: {error}", flush=True)
+    os._exit(0)
+print("no error", flush=True)
+os._exit(1)

@@ -1,0 +1,36 @@
+"""DistributedDataParallel with a rank that ends or stalls: the others get an error, within their group's timeout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.jobs
+
+RANK = Path(__file__).with_name("ddp_rank.py")
+
+
+@pytest.mark.parametrize("spec", ["none", "powersgd:rank=2"])
+@pytest.mark.parametrize("fault", ["exit", "stall"])
+def test_a_rank_is_missing(spec: str, fault: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(RANK), str(tmp_path / "store")]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), spec, fault],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(2)
+    ]
+    try:
+        printed, _ = ranks[0].communicate(timeout=50)
+    finally:
+        ranks[1].kill()
+        ranks[1].communicate()
+    assert ranks[0].returncode == 0 and printed.startswith("step 3: "), printed
+    assert "Timed out" in printed if fault == "stall" else "peer" in printed
