@@ -316,6 +316,31 @@ def test_models_share_a_compressor_and_process_groups_train_apart() -> None:
         assert_ranks_equal(weights(ours), EVEN)
 
 
+def test_two_models_take_turns_and_share_a_backward_pass() -> None:
+    def run(spec: str | None) -> Tensor:
+        models = [DistributedDataParallel(make_model()) for _ in range(2)]
+        if spec:
+            compression = Compression.parse(spec, merge=2)
+            for model in models:
+                compression.register(model)
+        first, second = models
+        loss_of(first, 0).backward()  # type: ignore[no-untyped-call]
+        loss_of(second, 1).backward()  # type: ignore[no-untyped-call]
+        (loss_of(first, 2) + loss_of(second, 3)).backward()
+        graph = loss_of(first, 4)
+        graph.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        graph.backward()  # type: ignore[no-untyped-call]
+        return torch.cat([p.grad.flatten() for one in models for p in one.parameters() if p.grad is not None])
+
+    torch.testing.assert_close(run("topk:ratio=1.0"), run(None), rtol=1e-4, atol=1e-5)
+
+
+def test_a_rank_alone_trains_as_without_compression() -> None:
+    group = dist.new_group([hvd.rank()], use_local_synchronization=True)
+    ours, plain = (train(spec, process_group=group) for spec in ("topk:ratio=1.0", None))
+    assert torch.equal(weights(ours), weights(plain))
+
+
 def test_a_sum_is_size_times_the_mean() -> None:
     def gradient(op: str) -> Tensor:
         wrapped = DistributedDataParallel(make_model())
