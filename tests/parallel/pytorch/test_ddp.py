@@ -326,7 +326,7 @@ def test_two_models_take_turns_and_share_a_backward_pass() -> None:
         first, second = models
         loss_of(first, 0).backward()  # type: ignore[no-untyped-call]
         loss_of(second, 1).backward()  # type: ignore[no-untyped-call]
-        (loss_of(first, 2) + loss_of(second, 3)).backward()
+        (loss_of(first, 2) + loss_of(second, 3)).backward()  # type: ignore[no-untyped-call]
         graph = loss_of(first, 4)
         graph.backward(retain_graph=True)  # type: ignore[no-untyped-call]
         graph.backward()  # type: ignore[no-untyped-call]
