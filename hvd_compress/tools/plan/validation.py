@@ -122,7 +122,7 @@ def measure_job(hosts: int, link: str, steps: int) -> Measured:
     Raises:
         ClusterError: If there can be no emulated hosts, or the job fails.
     """
-    compared = entries([spec for spec in METHODS if not parse(spec).linear], [MERGE], against_horovod=True)
+    compared = entries([spec for spec in METHODS if not parse(spec).linear], [MERGE], ["horovod"])
     task = Task("steps", MODEL, compared, steps, 1, 0, "")
     found = results(task, run(task, "torch", Where(hosts, link, 0, "gloo"), lambda done: None), None)
     by_spec = {entry.spec: result for entry, result in zip(compared, found, strict=True)}

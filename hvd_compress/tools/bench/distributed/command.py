@@ -14,7 +14,7 @@ from hvd_compress.tools.bench.distributed import table
 from hvd_compress.tools.bench.distributed.results import Result, as_json, baseline_name, results
 from hvd_compress.tools.bench.distributed.shapes import SHAPES, count
 from hvd_compress.tools.bench.distributed.task import Measured, Part, Task, entries, run
-from hvd_compress.tools.bench.jobs import Controller, Where, read_where
+from hvd_compress.tools.bench.jobs import Controller, Framework, Where, read_where
 from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.cluster.rates import bits_per_second
 from hvd_compress.tools.tables import Grid
@@ -50,9 +50,7 @@ Rate = Annotated[
 ]
 Ranks = Annotated[int, typer.Option(min=1, help="Ranks on this machine, without --hosts.")]
 By = Annotated[Controller, typer.Option(help="The library that Horovod communicates by, without --hosts.")]
-Trains = Annotated[
-    Measured, typer.Option(help="The framework; ddp measures DistributedDataParallel and Horovod in PyTorch.")
-]
+Trains = Annotated[Framework, typer.Option(help="The framework that trains.")]
 Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each method.")]
 Warmup = Annotated[int, typer.Option(min=1, help="Steps of each method before those.")]
 Merging = Annotated[
@@ -81,7 +79,9 @@ def steps(
     rate: Rate = None,
     ranks: Ranks = 2,
     controller: By = "gloo",
-    framework: Trains = "torch",
+    framework: Annotated[
+        Measured, typer.Option(help="The framework; ddp measures DistributedDataParallel and Horovod in PyTorch.")
+    ] = "torch",
     model: Annotated[Model, typer.Option(help="The model.")] = "linear",
     steps: Steps = 12,
     warmup: Warmup = 4,
