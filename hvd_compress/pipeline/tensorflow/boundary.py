@@ -94,10 +94,9 @@ class CompressedBoundary(tf.keras.layers.Layer):  # type: ignore[misc]  # Keras 
             Shape and dtype of the activations.
 
         Raises:
-            BoundaryError: If activations or ids cannot be, or do not go with those before, or if activations are
-                computed again and would be others. What is seen only when a graph is run, such as another size of
-                minibatch with a memory of ``ef``, ends the step with a ``tf.errors.UnknownError`` that has this
-                message.
+            BoundaryError: If activations or ids are not allowed or do not fit the last ones, or if recomputation gives
+                other activations. Errors that show only when a graph is run, such as another size of minibatch with
+                a memory of ``ef``, end the step with a ``tf.errors.UnknownError`` that has this message.
         """
         x, ids = inputs if isinstance(inputs, list | tuple) else (inputs, ids)
         x = tf.convert_to_tensor(x)

@@ -91,7 +91,7 @@ def connect(link: str, comm: Any, stages: int) -> Connection:
     if link != "horovod":
         raise SpecError(f"link={link!r} is not allowed: it must be 'mpi' or 'horovod'")
     if comm is not None:
-        raise SpecError("comm= goes with link='mpi': with link='horovod' the ranks are those of Horovod")
+        raise SpecError("comm= is only supported with link='mpi': with link='horovod' the ranks are those of Horovod")
     return _by_horovod(stages)
 
 
