@@ -88,7 +88,7 @@ class ReduceScatter(NamedTuple):
     """Sum arrays element by element and give each rank one row: the reply is row ``rank`` of the sum.
 
     Attributes:
-        array: float32 or float64, shape ``(size, n)``, the same on all ranks.
+        array: float32, float64 or int32, shape ``(size, n)``, the same on all ranks.
         scope: The ranks that take part; ``size`` and ``rank`` are those within it.
     """
 

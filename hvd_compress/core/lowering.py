@@ -1,7 +1,8 @@
 """Replace collectives that a transport does not support.
 
 A saturating sum becomes an alltoall and an allgather. Each rank serves one shard of the bucket: it receives that shard
-from all ranks, combines it and sends the result to all. The traffic is that of a ring allreduce.
+from all ranks, combines it and sends the result to all. The traffic is that of a ring allreduce. A reduce-scatter
+becomes an alltoall.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from hvd_compress.core.collectives import (
     Branch,
     Collective,
     Exchanging,
+    ReduceScatter,
     SaturatingSum,
     World,
     rewrite,
@@ -40,8 +42,10 @@ def lower(exchanging: Exchanging, ops: Ops, world: World, missing: frozenset[typ
         return exchanging
 
     def answer(message: Collective | Branch) -> Generator[Collective | Branch, Any, Any]:
-        if isinstance(message, SaturatingSum):
+        if isinstance(message, SaturatingSum) and SaturatingSum in missing:
             return (yield from _saturating_sum(ops, message, world.within(message.scope)))
+        if isinstance(message, ReduceScatter) and ReduceScatter in missing:
+            return (yield from _reduce_scatter(ops, message, world.within(message.scope)))
         if isinstance(message, Branch):
             message = Branch(message.index, tuple(partial(later, branch) for branch in message.branches))
         return (yield message)
@@ -50,6 +54,23 @@ def lower(exchanging: Exchanging, ops: Ops, world: World, missing: frozenset[typ
         return lower(branch(), ops, world, missing)
 
     return rewrite(exchanging, answer)
+
+
+def _reduce_scatter(ops: Ops, message: ReduceScatter, world: World) -> Generator[Collective, Any, Array]:
+    """Sum at the rank that receives the sum: half the traffic of an allreduce."""
+    shape, dtype = message.array.shape, ops.dtype(message.array)
+    data = ops.to_bytes(ops.reshape(message.array, (-1,)))
+    received = yield AllToAll(ops.reshape(data, (world.size, -1)), message.scope)
+    (rows,) = ops.from_bytes(ops.reshape(received, (-1,)), (dtype, int(shape[0]) * int(shape[1])))
+    return sum_rows(ops, ops.reshape(rows, (world.size, -1)), world.size)
+
+
+def sum_rows(ops: Ops, rows: Array, size: int) -> Array:
+    """Sum the ``size`` rows of an array, in order."""
+    total = rows[0]
+    for row in range(1, size):
+        total = ops.add(total, rows[row])
+    return total
 
 
 def _saturating_sum(ops: Ops, message: SaturatingSum, world: World) -> Generator[Collective, Any, Array]:

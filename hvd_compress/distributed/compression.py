@@ -3,7 +3,7 @@
 # No postponed annotations: DistributedDataParallel compares those of a hook.
 
 import weakref
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -20,12 +20,15 @@ from hvd_compress.distributed.transport import GroupTransport
 from hvd_compress.distributed.votes import GroupVotes
 from hvd_compress.errors import SpecError, UnsupportedError
 from hvd_compress.torch.buckets import Member, facts_of
-from hvd_compress.torch.compressor import ReducingCompressor
+from hvd_compress.torch.compressor import ReducingCompressor, Session
 from hvd_compress.torch.handshake import Handshake, place_of
 from hvd_compress.torch.passthrough import Passthrough
 from hvd_compress.torch.reducer import Reducer, Ticket
 from hvd_compress.torch.registry import Registry
 from hvd_compress.wrappers.router import Router
+
+if TYPE_CHECKING:  # loads FSDP, which others do not need
+    from hvd_compress.distributed.sharded import ShardedReducer
 
 _CURE = "wrap the model in a new DistributedDataParallel and register the same compression object with it"
 
@@ -97,24 +100,58 @@ class DistributedCompressor(ReducingCompressor):
     def __init__(self, method: Router, merge: Merge) -> None:
         super().__init__(method, merge, Registry(lambda model: False, _CURE), _CURE)
         self._passthrough = Passthrough(method.core, self._meter)
+        self._all_sharded: list[ShardedReducer] = []
 
-    def register(self, model: DistributedDataParallel, op: str = "mean") -> Self:
+    def register(self, model: nn.Module, op: str = "mean", replicas: dist.ProcessGroup | None = None) -> Self:
         """Compress the gradients of a model from its next backward pass on.
 
         Args:
-            model: The wrapped model, before its first backward pass. Its process group is used.
-            op: ``"mean"`` of the gradients over the ranks, as without a hook, or ``"sum"``.
+            model: The model, before its first backward pass: a ``DistributedDataParallel``, or a module that
+                ``fully_shard`` (FSDP2) has sharded over a mesh with one dimension. Its process groups are used.
+            op: ``"mean"`` of the gradients over the ranks, as without compression, or ``"sum"``.
+            replicas: For a sharded model: process group of the ranks that hold the same shards. The reduced shards are
+                summed over them with compression, by any method, while the reduce-scatter within a replica stays as it
+                is. None to compress the reduce-scatter, which only some methods support.
 
         Returns:
             This compressor.
 
         Raises:
-            UnsupportedError: If it is not a ``DistributedDataParallel``, or one that calls hooks in another way.
+            GradientError: If a parameter's dtype cannot be compressed.
             SpecError: If ``op`` is something else.
+            UnsupportedError: If the model is neither, or the method does not support it.
         """
-        state = self.registered(model, op)
-        model.register_comm_hook(state, hook)
+        if isinstance(model, DistributedDataParallel):
+            if replicas is not None:
+                raise UnsupportedError("replicas= is for models that fully_shard has sharded: leave it out")
+            model.register_comm_hook(self.registered(model, op), hook)
+        else:
+            self._register_sharded(model, op, replicas)
         return self
+
+    def _register_sharded(self, model: nn.Module, op: str, replicas: dist.ProcessGroup | None) -> None:
+        check_op(op)
+        if not hasattr(model, "set_custom_reduce_scatter"):
+            raise UnsupportedError(
+                f"register({type(model).__name__}) is not supported: wrap the model in"
+                " torch.nn.parallel.DistributedDataParallel first, or shard it by torch.distributed.fsdp.fully_shard"
+            )
+        from hvd_compress.distributed.sharded import ShardedReducer, label_of
+
+        label = label_of(model)
+        number = sum(one.label.partition(".")[0] == label for one in self._sharded())
+        reducer = ShardedReducer(self._common, model, f"{label}.{number}" if number else label, replicas, op)
+        self._loaded.give({reducer.label: reducer})
+        self._all_sharded.append(reducer)
+        reducer.attach(op)
+
+    def _sharded(self) -> list["ShardedReducer"]:
+        """Return the reducers of the sharded models that still exist."""
+        self._all_sharded = [one for one in self._all_sharded if one.model() is not None]
+        return self._all_sharded
+
+    def _sessions(self) -> list[Session]:
+        return [*super()._sessions(), *self._sharded()]
 
     def registered(self, model: DistributedDataParallel, op: str = "mean") -> Registered:
         """Return the state for ``model.register_comm_hook(state, hook)``, for frameworks that call it themselves.
@@ -127,7 +164,12 @@ class DistributedCompressor(ReducingCompressor):
             UnsupportedError: See `register`.
             SpecError: See `register`.
         """
-        _check(model, op)
+        if not isinstance(model, DistributedDataParallel):
+            raise UnsupportedError(
+                f"registered({type(model).__name__}) is not supported: wrap the model in"
+                " torch.nn.parallel.DistributedDataParallel first"
+            )
+        check_op(op)
         return Registered(self, model, 1.0 if op == "sum" else 1.0 / model.process_group.size())
 
     def reduce(self, registered: Registered, bucket: GradBucket) -> Future[Tensor]:
@@ -221,12 +263,12 @@ class DistributedCompressor(ReducingCompressor):
         return GroupTransport.of(group).world
 
 
-def _check(model: object, op: str) -> None:
-    if not isinstance(model, DistributedDataParallel):
-        raise UnsupportedError(
-            f"register({type(model).__name__}) is not supported: wrap the model in"
-            " torch.nn.parallel.DistributedDataParallel first"
-        )
+def check_op(op: str) -> None:
+    """Validate ``op``.
+
+    Raises:
+        SpecError: If it is neither ``"mean"`` nor ``"sum"``.
+    """
     if op not in ("mean", "sum"):
         raise SpecError(f"op={op!r} is not known; allowed: 'mean', 'sum'")
 

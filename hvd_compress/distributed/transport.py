@@ -61,13 +61,17 @@ class GroupTransport:
     group: dist.ProcessGroup
     world: World
 
-    missing = LACKS
     ordered = True
 
     @classmethod
     def of(cls, group: dist.ProcessGroup) -> Self:
         """Return the ranks of a process group that this process belongs to."""
         return cls(group, World(group.rank(), group.size()))
+
+    @cached_property
+    def missing(self) -> frozenset[type]:
+        """Unsupported collectives; Gloo's reduce-scatter is an allreduce, which sends twice as much as an alltoall."""
+        return LACKS if "nccl" in dist.get_backend_config(self.group) else LACKS | {ReduceScatter}
 
     @property
     def epoch(self) -> dist.ProcessGroup:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from hvd_compress.core.bucket import Bucket, Shape
 from hvd_compress.core.collectives import AllReduce, Array, Chosen, Exchange, Exchanging, State, World
-from hvd_compress.errors import SpecError
+from hvd_compress.errors import SpecError, UnsupportedError
 from hvd_compress.ops import Ops
 
 
@@ -139,6 +139,23 @@ class Method(ABC):
             The sum, the next state, and the part of ``x`` that this rank did not send.
         """
 
+    @property
+    def supports_reduce_scatter(self) -> bool:
+        """Whether `reduce_scatter` is supported with these hyper-parameters."""
+        return type(self).reduce_scatter is not Method.reduce_scatter
+
+    def reduce_scatter(
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+    ) -> Exchanging:
+        """Sum ``x`` over the ranks, and return this rank's part of the sum only.
+
+        Otherwise like `exchange`. The number of ranks divides ``bucket.numel``, and the total of rank r is part r.
+
+        Raises:
+            UnsupportedError: If the method does not support it.
+        """
+        raise UnsupportedError(f"{self!r} has no reduce-scatter: its payload cannot be split by ranks")
+
     def residual(self, state: State) -> Array | None:
         """Return the vector to add to the gradient before `exchange`; None if there is none."""
         del state
@@ -179,6 +196,36 @@ class Wrapper(Method):
         x = compensate(ops, self.inner, x, state.inner)
         exchange = yield from self.inner.dense(ops, bucket, x, state.inner, world)
         return Exchange(exchange.total, state._replace(inner=exchange.state))
+
+
+@dataclass(frozen=True)
+class ReduceScattered(Wrapper):
+    """Exchange by `Method.reduce_scatter`: the total is this rank's part of the sum.
+
+    Raises:
+        UnsupportedError: If the wrapped method does not support it.
+    """
+
+    def __post_init__(self) -> None:
+        if not self.inner.supports_reduce_scatter:
+            fitting = ", ".join(
+                name for name, cls in REGISTRY.items() if cls.reduce_scatter is not Method.reduce_scatter
+            )
+            raise UnsupportedError(
+                f"{self.inner!r} cannot reduce-scatter, as its payload or that of an option such as start= cannot be"
+                f" split by ranks: take one of {fitting}, without such options"
+            )
+
+    def init(self, ops: Ops, bucket: Bucket, size: int) -> State:
+        return self.inner.init(ops, bucket, size)
+
+    def residual(self, state: State) -> Array | None:
+        return self.inner.residual(state)
+
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+    ) -> Exchanging:
+        return self.inner.reduce_scatter(ops, bucket, x, state, world, keep)
 
 
 FAMILIES = ("dense", "sparse", "quantised", "low-rank", "lossless")

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, State, World
+from hvd_compress.core.collectives import (
+    AllReduce,
+    AllToAll,
+    Array,
+    Exchange,
+    Exchanging,
+    ReduceScatter,
+    State,
+    World,
+)
+from hvd_compress.core.lowering import sum_rows
 from hvd_compress.methods.base import Example, Method, register
 from hvd_compress.ops import Ops
 
@@ -29,6 +39,12 @@ class Dense(Method):
         self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
     ) -> Exchanging:
         total = yield AllReduce(x, donate=True)
+        return Exchange(total, state)
+
+    def reduce_scatter(
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+    ) -> Exchanging:
+        total = yield ReduceScatter(ops.reshape(x, (world.size, -1)))
         return Exchange(total, state)
 
 
@@ -59,8 +75,20 @@ class Half(Method):
             return Exchange(total, state)
         sent = ops.cast(x, "float16")
         total = yield AllReduce(sent)
-        left = None
-        if keep:
-            decoded = ops.cast(sent, dtype)
-            left = x - ops.where(ops.is_finite(decoded), decoded, 0.0)
-        return Exchange(ops.cast(total, dtype), state, left)
+        return Exchange(ops.cast(total, dtype), state, _left(ops, x, sent) if keep else None)
+
+    def reduce_scatter(
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+    ) -> Exchanging:
+        """Sum in the dtype of the gradient, as an alltoall sends the same bytes as a reduce-scatter."""
+        sent = ops.cast(x, "float16")
+        received = yield AllToAll(ops.reshape(ops.to_bytes(sent), (world.size, -1)))
+        (rows,) = ops.from_bytes(ops.reshape(received, (-1,)), ("float16", bucket.numel))
+        total = sum_rows(ops, ops.cast(ops.reshape(rows, (world.size, -1)), bucket.dtype), world.size)
+        return Exchange(total, state, _left(ops, x, sent) if keep else None)
+
+
+def _left(ops: Ops, x: Array, sent: Array) -> Array:
+    """Return what float16 cannot hold of ``x``: the rounding error, and values beyond its range."""
+    decoded = ops.cast(sent, ops.dtype(x))
+    return x - ops.where(ops.is_finite(decoded), decoded, 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, World
+from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, ReduceScatter, World
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.methods.base import Counted, Example, Method, check_range, register, rows_of
 from hvd_compress.ops import Ops
@@ -82,3 +82,27 @@ class Int8(Method):
 
         left = ops.subtract(x, decode(sent)) if keep else None
         return Exchange(decode(summed), Counted(state.step + 1), left)
+
+    def reduce_scatter(
+        self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World, keep: bool = False
+    ) -> Exchanging:
+        levels, part = self.levels(world.size), bucket.numel // world.size
+        parts = [rows_of(ops, one, self.block) for one in ops.split(x, [part] * world.size)]
+        count = int(parts[0].shape[0])
+        peak = yield AllReduce(ops.absmax(ops.concat(parts)), op="max")
+        peaks = ops.split(peak, [count] * world.size)
+        seeds = [ops.seed(self.seed, bucket.seed, state.step, world.rank, place) for place in range(world.size)]
+        sent = [
+            ops.to_lanes(rows, peak, levels, self.bits, seed)
+            for rows, peak, seed in zip(parts, peaks, seeds, strict=True)
+        ]
+        summed = yield ReduceScatter(ops.reshape(ops.concat(sent), (world.size, -1)))
+
+        def decode(lanes: Array, place: int) -> Array:
+            values = ops.from_lanes(lanes, peaks[place], levels, self.bits, count, self.block)
+            return ops.reshape(values, (-1,))[:part]
+
+        left = None
+        if keep:
+            left = ops.subtract(x, ops.concat([decode(lanes, place) for place, lanes in enumerate(sent)]))
+        return Exchange(decode(summed, world.rank), Counted(state.step + 1), left)

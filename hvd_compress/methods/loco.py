@@ -9,7 +9,7 @@ from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Array, Exchange, Exchanging, World
 from hvd_compress.core.state_tree import PrivateCode, ServedCode
 from hvd_compress.methods.base import Example, Method, check_range, register
-from hvd_compress.methods.quantised import part_size, two_step
+from hvd_compress.methods.quantised import part_size, sum_part, two_step
 from hvd_compress.ops import Ops
 from hvd_compress.ops.code import Code
 
@@ -87,7 +87,7 @@ class LoCo(Method):
     def exchange(
         self, ops: Ops, bucket: Bucket, x: Array, state: LoCoState, world: World, keep: bool = False
     ) -> Exchanging:
-        code, served = Code("max", self.bits, self.block, dither=False), state.served
+        code, served = self._code, state.served
 
         def serve(total: Array) -> Array:
             nonlocal served
@@ -100,6 +100,19 @@ class LoCo(Method):
         codes, left = ops.quantise_parts(ops.add(x, before), world.size, code, keep=True)
         total = yield from two_step(ops, bucket, codes, world, code, serve)
         return Exchange(total, LoCoState(state.step + 1, self._write(ops, before, left, state.step), served))
+
+    def reduce_scatter(
+        self, ops: Ops, bucket: Bucket, x: Array, state: LoCoState, world: World, keep: bool = False
+    ) -> Exchanging:
+        before = self._read(ops, state.sent, bucket.numel, bucket.dtype)
+        codes, left = ops.quantise_parts(ops.add(x, before), world.size, self._code, keep=True)
+        total = yield from sum_part(ops, bucket, codes, world, self._code)
+        return Exchange(total, LoCoState(state.step + 1, self._write(ops, before, left, state.step), state.served))
+
+    @property
+    def _code(self) -> Code:
+        """Code of the gradients."""
+        return Code("max", self.bits, self.block, dither=False)
 
     @property
     def _memory(self) -> Code:

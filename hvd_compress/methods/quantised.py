@@ -99,10 +99,32 @@ class Quantised(Method):
         total = yield from two_step(ops, bucket, codes, world, self.code, serve)
         return Exchange(total, QuantisedState(state.step + 1, kept), left)
 
+    def reduce_scatter(
+        self, ops: Ops, bucket: Bucket, x: Array, state: QuantisedState, world: World, keep: bool = False
+    ) -> Exchanging:
+        seed = self._seed(ops, bucket.seed, state.step, world.rank)
+        codes, left = ops.quantise_parts(x, world.size, self.code, seed, keep)
+        total = yield from sum_part(ops, bucket, codes, world, self.code)
+        return Exchange(total, state._replace(step=state.step + 1), left)
+
 
 def part_size(bucket: Bucket, size: int) -> int:
     """Return the number of coordinates that each of ``size`` ranks serves; the last may serve fewer."""
     return -(-bucket.numel // size)
+
+
+def sum_part(ops: Ops, bucket: Bucket, codes: Array, world: World, code: Code) -> Generator[Collective, Any, Array]:
+    """Sum the part that this rank serves: an alltoall of codes.
+
+    Args:
+        ops: Primitives of the framework.
+        bucket: The bucket to sum.
+        codes: Encoded parts from `Ops.quantise_parts`, one per rank.
+        world: The ranks that take part.
+        code: Code of the parts.
+    """
+    received = yield AllToAll(codes)
+    return ops.dequantise(received, code, part_size(bucket, world.size), bucket.dtype)
 
 
 def two_step(
@@ -122,6 +144,6 @@ def two_step(
         The concatenation of the encoded sums.
     """
     part = part_size(bucket, world.size)
-    received = yield AllToAll(codes)
-    answers = yield AllGather(serve(ops.dequantise(received, code, part, bucket.dtype)))
+    total = yield from sum_part(ops, bucket, codes, world, code)
+    answers = yield AllGather(serve(total))
     return coded(ops, answers, code, part, bucket.numel, bucket.dtype, join=True)

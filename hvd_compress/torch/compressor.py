@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor
 from hvd_compress.api import Made
 from hvd_compress.bucketing import Merge
 from hvd_compress.checkpoint.saving import Saving
-from hvd_compress.checkpoint.state_dict import Loaded, Saved, from_dict, to_dict
+from hvd_compress.checkpoint.state_dict import Loaded, Restorable, Saved, SavedSession, from_dict, to_dict
+from hvd_compress.core.collectives import State
 from hvd_compress.spec import to_spec
 from hvd_compress.stats import Meter, Stats
 from hvd_compress.torch.loss_scale import LossScale
@@ -21,6 +22,29 @@ from hvd_compress.torch.reducer import Common, Reducer
 from hvd_compress.torch.registry import Registry
 from hvd_compress.wrappers.measure import vnmse
 from hvd_compress.wrappers.router import Router
+
+
+class Session(Restorable, Protocol):
+    """Interface of the reducers of a compressor, one per optimizer or model.
+
+    Attributes:
+        label: Name that is the same on all ranks.
+    """
+
+    label: str
+
+    @property
+    def begun(self) -> bool:
+        """Whether its states exist."""
+
+    def states(self) -> list[State]:
+        """Return the states of all buckets."""
+
+    def saved(self) -> SavedSession:
+        """Return copies of the states of all buckets."""
+
+    def discard(self) -> None:
+        """Undo the last step."""
 
 
 class ReducingCompressor(Saving, Made):
@@ -74,12 +98,12 @@ class ReducingCompressor(Saving, Made):
             UnsupportedError: If gradients of the current step have not been reduced yet.
         """
         with self._lock:
-            for reducer in self._registry:
-                reducer.discard()
+            for session in self._sessions():
+                session.discard()
 
     def stats(self) -> Stats:
         """Return bytes and times of this rank so far, over all optimizers that use this compressor."""
-        states = [state for reducer in self._registry for state in reducer.states()]
+        states = [state for session in self._sessions() for state in session.states()]
         return self._meter.read(waits=not self.method.linear)._replace(vnmse=vnmse(states))
 
     def state_dict(self) -> dict[str, Any]:
@@ -104,14 +128,17 @@ class ReducingCompressor(Saving, Made):
         self._load([from_dict(state, lambda leaf: leaf.cpu().numpy() if isinstance(leaf, Tensor) else leaf)])
 
     def _saved(self) -> Saved:
-        reducers = {one.label: one.saved() for one in self._registry if one.begun}
-        return self._loaded.join(to_spec(self.method), self._world(), reducers)
+        sessions = {one.label: one.saved() for one in self._sessions() if one.begun}
+        return self._loaded.join(to_spec(self.method), self._world(), sessions)
 
     def _load(self, saved: list[Saved]) -> None:
         loaded = Loaded()
         loaded.put(saved, to_spec(self.method))
-        loaded.give({reducer.label: reducer for reducer in self._registry})
+        loaded.give({session.label: session for session in self._sessions()})
         self._loaded = loaded
+
+    def _sessions(self) -> list[Session]:
+        return list(self._registry)
 
     def _restored(self, reducer: Reducer) -> Reducer:
         """Restore the loaded state of a reducer, if any, and return the reducer."""

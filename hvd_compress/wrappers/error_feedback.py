@@ -63,6 +63,19 @@ class ErrorFeedback(Wrapper):
         self, ops: Ops, bucket: Bucket, x: Array, state: ErrorFeedbackState, world: World, keep: bool = False
     ) -> Exchanging:
         exchange = yield from self.inner.exchange(ops, bucket, x, state.inner, world, keep=True)
+        return self._keep_residual(ops, state, exchange)
+
+    @property
+    def supports_reduce_scatter(self) -> bool:
+        return self.inner.supports_reduce_scatter
+
+    def reduce_scatter(
+        self, ops: Ops, bucket: Bucket, x: Array, state: ErrorFeedbackState, world: World, keep: bool = False
+    ) -> Exchanging:
+        exchange = yield from self.inner.reduce_scatter(ops, bucket, x, state.inner, world, keep=True)
+        return self._keep_residual(ops, state, exchange)
+
+    def _keep_residual(self, ops: Ops, state: ErrorFeedbackState, exchange: Exchange) -> Exchange:
         residual = exchange.left if self.decay == 1 else ops.scale(exchange.left, self.decay)
         if self.lowpass != 1:
             residual = ops.blend(state.residual, residual, 1 - self.lowpass)

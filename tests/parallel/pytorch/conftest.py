@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from datetime import timedelta
 
 import horovod.torch as hvd
 import pytest
 import torch
-from parallel.pytorch.training import EVEN, ODD
+import torch.distributed as dist
+from parallel.pytorch.training import EVEN, ODD, SIZE
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,3 +20,14 @@ def _horovod() -> Iterator[None]:
     gc.freeze()  # tests that collect garbage need not look at what was imported
     yield
     hvd.shutdown()
+
+
+@pytest.fixture(scope="module")
+def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The default process group of `torch.distributed`."""
+    place = hvd.broadcast_object(str(tmp_path_factory.mktemp("group") / "store"))
+    patience = timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=f"file://{place}", rank=hvd.rank(), world_size=SIZE, timeout=patience)
+    yield
+    dist.barrier()
+    dist.destroy_process_group()

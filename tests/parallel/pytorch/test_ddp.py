@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from datetime import timedelta
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,7 @@ import hvd_compress.torch
 from hvd_compress.distributed import Compression, DistributedCompressor, hook
 from hvd_compress.errors import DisagreementError, SpecError, UnsupportedError
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    place = hvd.broadcast_object(str(tmp_path_factory.mktemp("group") / "store"))
-    patience = timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=f"file://{place}", rank=hvd.rank(), world_size=SIZE, timeout=patience)
-    yield
-    dist.barrier()
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 class Unused(nn.Module):
@@ -365,6 +356,6 @@ def test_a_loss_scale_does_not_change_residuals() -> None:
 
 def test_other_models_and_operations_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="DistributedDataParallel first"):
-        Compression.topk(ratio=0.1).register(make_model())  # type: ignore[arg-type]
+        Compression.topk(ratio=0.1).register(make_model())
     with pytest.raises(SpecError, match="'mean', 'sum'"):
         Compression.topk(ratio=0.1).register(DistributedDataParallel(make_model()), op="average")

@@ -1,0 +1,341 @@
+"""FSDP2: equal to plain FSDP2 where nothing is lost, and the method's own reduce-scatter where something is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import pytest
+import torch
+import torch.distributed as dist
+from catalogue import bare
+from parallel.pytorch.training import SIZE, batch, everyone, make_model
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from worlds import bucket_of
+
+from hvd_compress.core.lockstep import lockstep
+from hvd_compress.distributed import Compression, DistributedCompressor
+from hvd_compress.errors import DisagreementError, SpecError, StateError, UnsupportedError
+from hvd_compress.methods.base import ReduceScattered
+from hvd_compress.ops.torch_devices import torch_ops
+
+pytestmark = pytest.mark.usefixtures("process_group")
+
+EIGHT_BITS = "vectors=on,min_size=0"
+FEEDBACK = "qsgd:bits=8,feedback=on,vectors=on,min_size=0"
+
+
+def mesh() -> DeviceMesh:
+    return init_device_mesh("cpu", (SIZE,))
+
+
+def each_layer(model: nn.Sequential, **options: Any) -> None:
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh(), **options)
+    fully_shard(model, mesh=mesh(), **options)
+
+
+def as_one(model: nn.Sequential) -> None:
+    fully_shard(model, mesh=mesh())
+
+
+def two_layers_together(model: nn.Sequential) -> None:
+    fully_shard([model[0], model[2]], mesh=mesh())
+    fully_shard(model, mesh=mesh())
+
+
+def in_half_precision(model: nn.Sequential) -> None:
+    precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    each_layer(model, mp_policy=precision)
+
+
+def reduced_in_half_precision(model: nn.Sequential) -> None:
+    each_layer(model, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float16))
+
+
+def with_a_frozen_layer(model: nn.Sequential) -> None:
+    model[2].requires_grad_(False)
+    each_layer(model)
+
+
+def kept_after_forward(model: nn.Sequential) -> None:
+    each_layer(model, reshard_after_forward=False)
+
+
+MODES: list[Callable[[nn.Sequential], None]] = [
+    each_layer,
+    as_one,
+    two_layers_together,
+    in_half_precision,
+    reduced_in_half_precision,
+    with_a_frozen_layer,
+    kept_after_forward,
+]
+
+
+class Job:
+    """A sharded model in training."""
+
+    def __init__(
+        self,
+        compression: DistributedCompressor | str | None,
+        shard: Callable[[nn.Sequential], None] = each_layer,
+        **options: Any,
+    ) -> None:
+        self.model: Any = make_model()
+        shard(self.model)
+        self.compression = Compression.parse(compression) if isinstance(compression, str) else compression
+        if self.compression is not None:
+            self.compression.register(self.model, **options)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+
+    def backward(self, step: int, factor: float = 1.0) -> None:
+        x, y = batch(step)
+        loss = nn.functional.cross_entropy(self.model(x).float(), y) * factor
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def run(self, steps: range) -> Job:
+        for step in steps:
+            self.backward(step)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return self
+
+    def weights(self) -> Tensor:
+        return torch.cat([p.full_tensor().flatten() for p in self.model.parameters()]).detach()
+
+    def grads(self) -> Tensor:
+        return torch.cat([p.grad.full_tensor().flatten() for p in self.model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("shard", MODES)
+def test_no_compression_equals_plain_fsdp(shard: Callable[[nn.Sequential], None]) -> None:
+    plain, ours = Job(None, shard).run(range(6)), Job("none", shard).run(range(6))
+    tolerance = 1e-3 if shard is reduced_in_half_precision else 1e-5  # ours sums in float32
+    torch.testing.assert_close(ours.weights(), plain.weights(), rtol=1e-4, atol=tolerance)
+
+
+@pytest.mark.parametrize("shard", MODES)
+@pytest.mark.parametrize("spec", ["fp16", "bf16", f"qsgd:bits=8,{EIGHT_BITS}", f"int8:bits=16,{EIGHT_BITS}", FEEDBACK])
+def test_a_few_bits_train_as_plain_fsdp_does(spec: str, shard: Callable[[nn.Sequential], None]) -> None:
+    plain, ours = Job(None, shard).run(range(10)), Job(spec, shard).run(range(10))
+    start = Job(None, shard).weights()
+    assert (ours.weights() - plain.weights()).norm() < 0.1 * (plain.weights() - start).norm()
+
+
+def test_the_sum() -> None:
+    mean, total = Job("none"), Job("none", op="sum")
+    mean.backward(0)
+    total.backward(0)
+    torch.testing.assert_close(total.grads(), mean.grads() * SIZE)
+
+
+def test_accumulation_without_sync() -> None:
+    def run(spec: str | None) -> Tensor:
+        job = Job(spec)
+        for step in range(3):
+            job.model.set_requires_gradient_sync(False)
+            job.backward(step + 100)
+            job.model.set_requires_gradient_sync(True)
+            job.run(range(step, step + 1))
+        return job.weights()
+
+    torch.testing.assert_close(run("none"), run(None), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["qsgd:bits=4", "int8", "loco", "bf16"])
+def test_the_bits_are_those_of_the_method(spec: str) -> None:
+    """The gradient of a linear layer is known: the batch itself."""
+    method = ReduceScattered(bare(spec))
+    layer = nn.Linear(128, 8 * SIZE, bias=False)
+    fully_shard(layer, mesh=mesh())
+    Compression.parse(spec).register(layer)
+    inputs = [torch.randn(8 * SIZE, 128, generator=torch.Generator().manual_seed(rank)) for rank in range(SIZE)]
+    layer(torch.eye(128)).backward(inputs[hvd.rank()].T)
+    grad = layer.weight.grad
+    assert grad is not None
+    bucket = bucket_of((1024 * SIZE,))._replace(key="")
+    ops = torch_ops("cpu")
+    states = [method.init(ops, bucket, SIZE) for _ in inputs]
+    ends = lockstep(ops, method, bucket, [one.flatten().numpy() for one in inputs], states)
+    expected = torch.as_tensor(ends[hvd.rank()].total) / SIZE
+    torch.testing.assert_close(grad.to_local().flatten(), expected, rtol=0, atol=0)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("spec", [FEEDBACK, "loco"])
+def test_a_gradient_that_is_not_finite_is_seen_by_all_and_leaves_no_trace(spec: str) -> None:
+    job = Job(spec).run(range(3))
+    assert job.compression is not None
+    before, weights = job.compression.state_dict(), job.weights()
+    job.backward(3, factor=float("nan") if hvd.rank() == SIZE - 1 else 1.0)
+    local = torch.cat([p.grad.to_local().flatten() for p in job.model.parameters() if p.grad is not None])
+    assert local.isnan().all()
+    job.optimizer.zero_grad()
+    torch.testing.assert_close(job.weights(), weights)
+    after = job.compression.state_dict()
+    for (_, ours), (_, theirs) in zip(leaves_of(before), leaves_of(after), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    job.run(range(4, 6))
+    assert job.weights().isfinite().all()
+
+
+def test_a_discarded_step_leaves_no_trace() -> None:
+    one, other = Job(FEEDBACK).run(range(3)), Job(FEEDBACK).run(range(3))
+    one.backward(7)
+    assert one.compression is not None
+    one.compression.discard()
+    one.optimizer.zero_grad()
+    assert torch.equal(one.run(range(3, 5)).weights(), other.run(range(3, 5)).weights())
+
+
+def leaves_of(state: Any, path: str = "") -> list[tuple[str, Tensor]]:
+    if isinstance(state, dict):
+        return [leaf for key in sorted(state) for leaf in leaves_of(state[key], f"{path}/{key}")]
+    return [(path, state)] if isinstance(state, Tensor) else []
+
+
+@pytest.mark.parametrize("spec", [FEEDBACK, "loco", "qsgd"])
+@pytest.mark.parametrize("early", [True, False])
+def test_resumes_bit_for_bit(spec: str, early: bool, tmp_path: Path) -> None:
+    folder = everyone(str(tmp_path))[0]
+    straight = Job(spec).run(range(6)).weights()
+    first = Job(spec).run(range(3))
+    assert first.compression is not None
+    first.compression.save(folder)
+    dist.barrier()
+    compression = Compression.parse(spec)
+    if early:
+        compression.load(folder)
+    second = Job(compression)
+    if not early:
+        compression.load(folder)
+    second.model.load_state_dict(first.model.state_dict())
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+    assert torch.equal(second.run(range(3, 6)).weights(), straight)
+
+
+def test_residuals_of_another_number_of_ranks_are_refused() -> None:
+    job = Job(FEEDBACK).run(range(2))
+    assert job.compression is not None
+    state = job.compression.state_dict()
+    state["size"] += 1
+    for session in state["sessions"].values():
+        session["size"] += 1
+    with pytest.raises(StateError, match=f"saved on {SIZE + 1} ranks"):
+        job.compression.load_state_dict(state)
+
+
+def test_a_loss_scale_is_followed() -> None:
+    plain = Job(FEEDBACK).run(range(1))
+    plain.backward(1)
+    scaled = Job(FEEDBACK)
+    scales = iter([1.0, 1024.0])
+    assert scaled.compression is not None
+    scaled.compression.follow(lambda: next(scales))
+    scaled.run(range(1)).backward(1, factor=1024.0)
+    torch.testing.assert_close(scaled.grads() / 1024, plain.grads(), rtol=1e-5, atol=1e-6)
+
+
+class Branches(nn.Module):
+    """A model of which each step uses another layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(32, 10), nn.Linear(32, 10)])
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layers[self.calls % 2](x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("spec", ["qsgd:bits=8", FEEDBACK])
+def test_parameters_that_a_step_does_not_use(spec: str) -> None:
+    torch.manual_seed(3)
+    model: Any = Branches()
+    fully_shard(model, mesh=mesh())
+    if "feedback" not in spec:
+        model.set_reduce_scatter_unused_params(True)
+    Compression.parse(spec).register(model)
+    for step in range(4):
+        x, y = batch(step)
+        nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        assert all(p.grad is not None for p in model.parameters())
+
+
+def test_two_models_with_one_compressor() -> None:
+    compression = Compression.parse(FEEDBACK)
+    one, other = Job(compression), Job(compression)
+    for step in range(3):
+        one.run(range(step, step + 1))
+        other.run(range(step + 10, step + 11))
+    assert len(compression.state_dict()["sessions"]) == 2
+    alone = Job(FEEDBACK)
+    for step in range(3):
+        alone.run(range(step + 10, step + 11))
+    assert torch.equal(other.weights(), alone.weights())
+
+
+def test_statistics_count_the_payload() -> None:
+    job = Job(f"qsgd:bits=8,{EIGHT_BITS}").run(range(3))
+    assert job.compression is not None
+    stats = job.compression.stats()
+    assert stats.steps == 3
+    assert 3.5 < stats.ratio < 4
+
+
+def test_what_is_not_supported_says_so() -> None:
+    with pytest.raises(UnsupportedError, match=r"take one of none, fp16, .*qsgd"):
+        Job("topk:ratio=0.1")
+    with pytest.raises(UnsupportedError, match="cannot reduce-scatter"):
+        Job("qsgd:start=8,bits=8")
+    with pytest.raises(UnsupportedError, match="fully_shard"):
+        Compression.qsgd().register(make_model())
+    with pytest.raises(SpecError, match="op='max'"):
+        Job("qsgd", op="max")
+    with pytest.raises(UnsupportedError, match="replicas="):
+        Compression.qsgd().register(DistributedDataParallel(make_model()), replicas=dist.group.WORLD)
+    model = make_model()
+    fully_shard(model, mesh=init_device_mesh("cpu", (1, SIZE), mesh_dim_names=("replicate", "shard")))
+    with pytest.raises(UnsupportedError, match="mesh with 2 dimensions"):
+        Compression.qsgd().register(model)
+    job = Job("qsgd")
+    job.model[0].set_force_sum_reduction_for_comms(False)
+    with pytest.raises(UnsupportedError, match="set_force_sum_reduction_for_comms"):
+        job.backward(0)
+
+
+def test_other_settings_on_one_rank_are_the_same_error_on_all() -> None:
+    job = Job("qsgd:bits=4" if hvd.rank() == 0 else "qsgd:bits=8")
+    with pytest.raises(DisagreementError, match="rank 0 has 'qsgd"):
+        job.backward(0)
+
+
+@pytest.mark.parametrize("spec", ["none", "topk:ratio=1.0,vectors=on,min_size=0", "powersgd:rank=64,min_gain=0"])
+def test_replicas_equal_plain_ddp(spec: str) -> None:
+    """Each rank is a node of its own, with all shards."""
+    meshes = init_device_mesh("cpu", (SIZE, 1), mesh_dim_names=("replicate", "shard"))
+
+    def shard(model: nn.Sequential) -> None:
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer, mesh=meshes["shard"])
+        fully_shard(model, mesh=meshes["shard"])
+
+    ours = Job(spec, shard, replicas=meshes["replicate"].get_group()).run(range(6))
+    model = make_model()
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(6):
+        x, y = batch(step)
+        nn.functional.cross_entropy(wrapped(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+    plain = torch.cat([p.detach().flatten() for p in model.parameters()])
+    torch.testing.assert_close(ours.weights(), plain, rtol=1e-4, atol=1e-5)
