@@ -10,14 +10,20 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress.distributed import Compression
 
-store, rank, spec, fault = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+store, rank, spec, fault, kind = sys.argv[1], int(sys.argv[2]), *sys.argv[3:]
 patience = timedelta(seconds=5)
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=patience)
-model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10)))
+model: nn.Module = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+if kind == "sharded":
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+else:
+    model = DistributedDataParallel(model)
 Compression.parse(spec).register(model)
 try:
     for step in range(6):

@@ -1,4 +1,4 @@
-"""DistributedDataParallel with a rank that ends or stalls: the others get an error, within their group's timeout."""
+"""DistributedDataParallel and FSDP2 with a rank that ends or stalls: the others get an error, within their group's timeout."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ pytestmark = pytest.mark.jobs
 RANK = Path(__file__).with_name("ddp_rank.py")
 
 
-@pytest.mark.parametrize("spec", ["none", "powersgd:rank=2"])
+@pytest.mark.parametrize(("spec", "kind"), [("none", "ddp"), ("powersgd:rank=2", "ddp"), ("qsgd", "sharded")])
 @pytest.mark.parametrize("fault", ["exit", "stall"])
-def test_a_rank_is_missing(spec: str, fault: str, tmp_path: Path) -> None:
+def test_a_rank_is_missing(spec: str, kind: str, fault: str, tmp_path: Path) -> None:
     command = [sys.executable, str(RANK), str(tmp_path / "store")]
     ranks = [
         subprocess.Popen(
-            [*command, str(rank), spec, fault],
+            [*command, str(rank), spec, fault, kind],
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},

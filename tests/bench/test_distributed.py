@@ -63,6 +63,14 @@ def test_entries_of_two_drivers() -> None:
     assert [entry.driver for entry in found[1:]] == ["ddp"] * 3 + ["horovod"] * 2 + ["ddp", "horovod"]
     with pytest.raises(SpecError, match=r"--against ddp .* needs --framework ddp"):
         entries(["topk"], [None], ["ddp"])
+    with pytest.raises(SpecError, match=r"--against horovod .* needs --framework torch"):
+        entries(["qsgd"], [None], ["horovod"], "fsdp")
+
+
+def test_entries_of_a_sharded_model() -> None:
+    found = entries(["qsgd"], [None], ["fsdp"], "fsdp")
+    assert [entry.label for entry in found] == [ALONE, "FSDP's none", "FSDP's bf16", "qsgd"]
+    assert [entry.driver for entry in found[1:]] == ["fsdp"] * 3
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,15 @@ def test_steps_of_two_drivers(tmp_path: Path) -> None:
     assert 0 < ddp["payload"] < horovod["payload"] < ddp["payload"] + 10 * 500  # a carrier for each gradient
 
 
+def test_steps_of_a_sharded_model(tmp_path: Path) -> None:
+    where = ("--framework", "fsdp", "--against", "fsdp", "--ranks", "2", "--model", "many")
+    _, found = bench(tmp_path / "r.json", "steps", "qsgd:bits=8", *where)
+    assert list(found) == [ALONE, "FSDP's none", "FSDP's bf16", "qsgd:bits=8"]
+    assert all(one["ms"] > 0 for one in found.values())
+    numbers = 500 * 64 * 32
+    assert numbers < found["qsgd:bits=8"]["payload"] < 1.02 * numbers
+
+
 def test_exchanges_here_with_a_profile(tmp_path: Path) -> None:
     where = ("--ranks", "2", "--controller", "mpi", "--shapes", "many", "--merge", "2", "--profile")
     printed, found = bench(tmp_path / "r.json", "exchange", "efsignsgd", *where)

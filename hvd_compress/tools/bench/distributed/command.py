@@ -60,7 +60,8 @@ Merging = Annotated[
 Against = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="horovod|ddp", help="Also measure its own none and fp16; the fastest is the baseline. Can be repeated."
+        metavar="horovod|ddp|fsdp",
+        help="Also measure its own none and fp16; the fastest is the baseline. Can be repeated.",
     ),
 ]
 
@@ -80,7 +81,8 @@ def steps(
     ranks: Ranks = 2,
     controller: By = "gloo",
     framework: Annotated[
-        Measured, typer.Option(help="The framework; ddp measures DistributedDataParallel and Horovod in PyTorch.")
+        Measured,
+        typer.Option(help="The framework; ddp measures DistributedDataParallel and Horovod in PyTorch, fsdp FSDP2."),
     ] = "torch",
     model: Annotated[Model, typer.Option(help="The model.")] = "linear",
     steps: Steps = 12,

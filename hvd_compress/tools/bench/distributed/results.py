@@ -109,7 +109,8 @@ def named(found: Sequence[Result], *labels: str) -> Result | None:
     return next((by_label[label] for label in labels if label in by_label), None)
 
 
-DENSE, HALF = ([f"Horovod's {spec}", f"DDP's {spec}", spec] for spec in ("none", "fp16"))
+DENSE = ["Horovod's none", "DDP's none", "FSDP's none", "none"]
+HALF = ["Horovod's fp16", "DDP's fp16", "FSDP's bf16", "fp16"]
 """The labels of steps without compression, and with 16 bits."""
 
 

@@ -13,13 +13,21 @@ from hvd_compress.errors import SpecError
 from hvd_compress.spec import parse
 from hvd_compress.tools.bench.jobs import Where, execute
 
-Driver = Literal["horovod", "ddp"]
+Driver = Literal["horovod", "ddp", "fsdp"]
 """The library that reduces gradients."""
 
-Measured = Literal["torch", "keras", "ddp"]
-"""The framework of steps; with ``ddp``, PyTorch's DistributedDataParallel is compared with Horovod."""
+Measured = Literal["torch", "keras", "ddp", "fsdp"]
+"""The framework of steps; ``ddp`` compares PyTorch's DistributedDataParallel with Horovod, ``fsdp`` is FSDP2."""
 
-WORKERS: dict[Measured, str] = {"torch": "torch_worker", "keras": "keras_worker", "ddp": "ddp_worker"}
+WORKERS: dict[Measured, str] = {
+    "torch": "torch_worker",
+    "keras": "keras_worker",
+    "ddp": "ddp_worker",
+    "fsdp": "fsdp_worker",
+}
+
+DRIVERS: dict[Measured, list[Driver]] = {"ddp": ["ddp", "horovod"], "fsdp": ["fsdp"]}
+"""The drivers that a framework compares, if not Horovod alone."""
 
 ALONE = "compute alone"
 """The label of steps in which nothing is reduced."""
@@ -116,6 +124,7 @@ def read_report(path: Path) -> list[Part]:
 
 OWN: dict[Driver, dict[str, str]] = {
     "ddp": {"DDP's none": "none", "DDP's fp16": "fp16", "DDP's PowerSGD, rank 4": "powersgd"},
+    "fsdp": {"FSDP's none": "none", "FSDP's bf16": "bf16"},
     "horovod": {"Horovod's none": "none", "Horovod's fp16": "fp16"},
 }
 """The drivers' own methods, by their labels."""
@@ -133,9 +142,13 @@ def entries(
         if merge is not None:
             check_merge(merge)
     found = [Entry(ALONE)]
-    drivers: list[Driver] = ["ddp", "horovod"] if framework == "ddp" else ["horovod"]
+    drivers: list[Driver] = DRIVERS.get(framework, ["horovod"])
     for one in set(against) - {*drivers}:
-        cure = "it needs --framework ddp" if one in OWN else f"allowed: {', '.join(drivers)}"
+        cure = (
+            f"it needs --framework {one if one in DRIVERS else 'torch'}"
+            if one in OWN
+            else f"allowed: {', '.join(drivers)}"
+        )
         raise SpecError(f"--against {one} is not possible here: {cure}")
     found += [Entry(label, spec, True, one) for one in drivers if one in against for label, spec in OWN[one].items()]
     for spec in specs:

@@ -1,0 +1,50 @@
+"""A rank of a measurement with FSDP2; started as those of `torch_worker`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from hvd_compress.distributed import Compression
+from hvd_compress.tools.bench.distributed.ddp_worker import DDPBench, DDPSubject, Model
+from hvd_compress.tools.bench.distributed.measuring import measure
+from hvd_compress.tools.bench.distributed.task import Entry, Task
+from hvd_compress.tools.bench.distributed.torch_worker import RATE, Tensor, TorchSubject
+
+HALF = torch.bfloat16
+
+
+class ShardedModel(Model):
+    """A loss as a module that computes in float32, whatever the dtype in which its parameters are gathered."""
+
+    def forward(self) -> Tensor:
+        return self._loss([parameter.float() for parameter in self._all])
+
+
+class FSDPBench(DDPBench):
+    def make(self, entry: Entry, what: str, model: str) -> TorchSubject:
+        if not entry.spec:
+            return super().make(entry, what, model)
+        parameters, loss = self._model(what, model)
+        module = ShardedModel(parameters, loss)
+        fully_shard(module, mesh=init_device_mesh("cpu", (self.size,)), mp_policy=_precision(entry))
+        optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
+        subject = DDPSubject(list(module.parameters()), lambda _: module(), optimizer, None, exchange=False)
+        if not entry.own:
+            subject.compressor = entry.compression(Compression, None).register(module)
+        return subject
+
+
+def _precision(entry: Entry) -> MixedPrecisionPolicy:
+    """Gather parameters in 16 bits, unless the entry is without compression; reduce in 16 bits only for ``bf16``."""
+    if entry.own and entry.spec == "none":
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=HALF, reduce_dtype=HALF if entry.own else torch.float32)
+
+
+if __name__ == "__main__":
+    measure(Task.read(Path(sys.argv[1])), FSDPBench())
