@@ -1,4 +1,4 @@
-"""DistributedDataParallel and FSDP2 with a rank that ends or stalls: the others get an error, within their group's timeout."""
+"""DistributedDataParallel and FSDP2 with a missing rank: the others get an error, within their group's timeout."""
 
 from __future__ import annotations
 
