@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -29,6 +30,10 @@ class Group:
     def of(cls, process_set: Any) -> Self:
         """Return the group of a process set that this process belongs to."""
         return cls(process_set, World(process_set.rank(), process_set.size()))
+
+    def lanes(self, keys: Sequence[str]) -> Mapping[str, Self]:
+        """Return this group for each bucket, as Horovod matches collectives by their names."""
+        return dict.fromkeys(keys, self)
 
     def renewed(self) -> Self:
         """Return the current ranks; an elastic job may change them when Horovod restarts."""

@@ -126,6 +126,7 @@ KNOWN = {
     "tools.cluster.rendezvous": {"horovod"},
     "tools.bench.distributed.torch_worker": TORCH,
     "tools.bench.distributed.ddp_worker": TORCH,
+    "tools.bench.distributed.fsdp_worker": TORCH,
     "tools.bench.distributed.keras_worker": KERAS,
     "tools.compare.torch_worker": TORCH,
     "tools.compare.keras_worker": KERAS,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Protocol, Self
+from typing import Protocol
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Array, Collective, Drive, Exchange, Exchanging, State, World, take_branches
@@ -55,14 +55,21 @@ class Renewable(Transport, Protocol):
     """A transport for the training of a model: of many buckets at a time, and of ranks that may change between steps.
 
     Attributes:
-        ordered: Collectives are matched by the order in which the ranks start them, not by their names.
+        ordered: Collectives of this transport are matched by the order in which the ranks start them, not by names.
     """
 
     @property
     def ordered(self) -> bool:
         """Whether all ranks must start collectives in the same order."""
 
-    def renewed(self) -> Self:
+    def lanes(self, keys: Sequence[str]) -> Mapping[str, Transport] | None:
+        """Return a transport for each bucket, if its collectives need not be ordered with those of others.
+
+        Args:
+            keys: Keys of the buckets, the same on all ranks.
+        """
+
+    def renewed(self) -> Renewable:
         """Return the transport of the current ranks."""
 
 

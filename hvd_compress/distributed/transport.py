@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Self
+from itertools import count
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BroadcastOptions,
+    PrefixStore,
+    ProcessGroupGloo,
+    ReduceScatterOptions,
+)
+from torch.distributed.distributed_c10d import _get_process_group_store
 
 from hvd_compress.core.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, ReduceScatter, World
 from hvd_compress.core.lowering import LACKS
 from hvd_compress.errors import ExchangeError
 
-# PyTorch 2.13 has renamed them.
-_ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_MOST_LANES = 4
+"""Buckets with a connection of their own; each takes two threads and a socket per rank."""
+
+_SERIALS: WeakKeyDictionary[dist.ProcessGroup, count[int]] = WeakKeyDictionary()
+"""Numbers of the connections of each process group, the same on all ranks."""
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
@@ -51,40 +65,67 @@ class Pending(NamedTuple):
 class GroupTransport:
     """The ranks of a process group, over Gloo, NCCL or MPI.
 
-    Collectives of a process group have no names: all ranks must start them in the same order.
+    Collectives of a process group have no names: all ranks must start them in the same order. Over Gloo, each of a few
+    buckets therefore has a connection of its own, so that its second round need not wait for other buckets.
 
     Attributes:
-        group: The process group.
+        group: The process group, or a backend of its kind.
         world: This process among those of the group.
     """
 
-    group: dist.ProcessGroup
+    group: Any
     world: World
+    _lanes: dict[str, GroupTransport] = field(default_factory=dict, compare=False)
 
     ordered = True
 
     @classmethod
-    def of(cls, group: dist.ProcessGroup) -> Self:
+    def of(cls, group: dist.ProcessGroup) -> GroupTransport:
         """Return the ranks of a process group that this process belongs to."""
         return cls(group, World(group.rank(), group.size()))
+
+    def lanes(self, keys: Sequence[str]) -> dict[str, GroupTransport] | None:
+        """Return a transport for each bucket, if its collectives need not be ordered with those of others.
+
+        All ranks call it at the same time.
+        """
+        if not self._over_gloo or self.world.size == 1 or len(keys) > _MOST_LANES:
+            return None
+        for key in keys:
+            if key not in self._lanes:
+                self._lanes[key] = self._lane()
+        return self._lanes
+
+    def _lane(self) -> GroupTransport:
+        serial = next(_SERIALS.setdefault(self.group, count()))
+        store = PrefixStore(f"hvd_compress.{serial}", _get_process_group_store(self.group))
+        options = self.group._get_backend(torch.device("cpu")).options
+        return GroupTransport(ProcessGroupGloo(store, self.world.rank, self.world.size, options), self.world)
+
+    @property
+    def _over_gloo(self) -> bool:
+        return all(one.endswith(":gloo") for one in dist.get_backend_config(self.group).split(","))
 
     @cached_property
     def missing(self) -> frozenset[type]:
         """Unsupported collectives; Gloo's reduce-scatter is an allreduce, which sends twice as much as an alltoall."""
-        return LACKS if "nccl" in dist.get_backend_config(self.group) else LACKS | {ReduceScatter}
+        gloo = isinstance(self.group, ProcessGroupGloo) or self._over_gloo
+        return LACKS | {ReduceScatter} if gloo else LACKS
 
     @property
-    def epoch(self) -> dist.ProcessGroup:
+    def epoch(self) -> Any:
         """The group: there is another one after ``destroy_process_group``."""
         return self.group
 
-    def renewed(self) -> Self:
+    def renewed(self) -> GroupTransport:
         """Return the same ranks: those of a process group never change."""
         return self
 
     @cached_property
     def _device(self) -> torch.device | None:
         """The only device whose tensors the backend takes; None if it takes those of the CPU."""
+        if isinstance(self.group, ProcessGroupGloo):
+            return None
         backends = dist.get_backend_config(self.group)
         return None if "cpu:" in backends else torch.device("cuda", torch.cuda.current_device())
 
@@ -103,29 +144,29 @@ class GroupTransport:
         return Pending(pending.work, lambda: pending.read().cpu())
 
     def _start(self, message: Collective, array: Tensor) -> Pending:
-        where: dict[str, Any] = {"group": self.group, "async_op": True}
-        size = self.world.size
         if isinstance(message, AllReduce):
             array = array if message.donate else array.clone()
-            return Pending(dist.all_reduce(array, _OPS[message.op], **where), lambda: array)
+            options: Any = AllreduceOptions()
+            options.reduceOp = _OPS[message.op]
+            return Pending(self.group.allreduce([array], options), lambda: array)
         if isinstance(message, ReduceScatter):
             row = array.new_empty(array[0].numel())
-            return Pending(_REDUCE_SCATTER(row, array.view(-1), **where), lambda: row)
+            return Pending(self.group._reduce_scatter_base(row, array.view(-1), ReduceScatterOptions()), lambda: row)
         if isinstance(message, AllGather):
             return self._gather_ragged(array) if message.ragged else self._gather(array)
         if isinstance(message, AllToAll):
             reply = torch.empty_like(array)
-            return Pending(
-                dist.all_to_all_single(reply.view(-1), array.view(-1), **where), lambda: reply.view(size, -1)
-            )
+            work = self.group.alltoall_base(reply.view(-1), array.view(-1), [], [], AllToAllOptions())
+            return Pending(work, lambda: reply.view(self.world.size, -1))
         assert isinstance(message, Broadcast)
         array = array.clone()
-        return Pending(dist.broadcast(array, group_src=message.root, **where), lambda: array)
+        options_of_root = BroadcastOptions()
+        options_of_root.rootRank = message.root
+        return Pending(self.group.broadcast([array], options_of_root), lambda: array)
 
     def _gather(self, array: Tensor) -> Pending:
         rows = array.new_empty(self.world.size, array.numel())
-        work = _ALL_GATHER(rows.view(-1), array, group=self.group, async_op=True)
-        return Pending(work, lambda: rows)
+        return Pending(self.group._allgather_base(rows.view(-1), array, AllgatherOptions()), lambda: rows)
 
     def _gather_ragged(self, array: Tensor) -> Pending:
         """Gather arrays of several lengths, filled up to the longest: backends gather equal ones only."""

@@ -28,11 +28,9 @@ class GroupVotes:
 
     Attributes:
         nbytes: Zero: there is no vote for a single gradient.
-        lacking: False: a rank that is gone is an error of its process group.
     """
 
     nbytes = 0
-    lacking = False
 
     def __init__(self, transport: Transport, scale: float, asking: bool, count: Callable[[Collective], None]) -> None:
         self._transport = transport
@@ -41,15 +39,21 @@ class GroupVotes:
         self._peaks: list[float | Tensor] = []
         self._asked = self._start(torch.tensor([int(asking)], device="cpu"), "sum")
         self._any_bad: Handle | None = None
+        self._checked = False
 
     def _start(self, array: Tensor, op: str) -> Handle:
         message = AllReduce(array, "sum" if op == "sum" else "max", donate=True)
         self._count(message)
         return self._transport.start(message, "")
 
+    @property
+    def lacking(self) -> bool:
+        """Whether some ranks may have started no exchange, as they want to verify that all agree first."""
+        return self._asks()
+
     def admits(self, message: Collective) -> bool:
         """Whether a collective may be started: not before `check` where a rank wants to verify that all agree."""
-        return not self._asks()
+        return self._checked or not self._asks()
 
     def _asks(self) -> bool:
         return bool(self._asked.result().item())
@@ -61,6 +65,7 @@ class GroupVotes:
 
     def check(self, carrier: Tensor, number: int) -> bool:
         """Tell the other ranks whether all gradients of this one are finite; return whether a rank wants to verify."""
+        self._checked = True
         if asks := self._asks():
             return asks  # ranks that differ do not meet here
         self._vote()
@@ -79,8 +84,8 @@ class GroupVotes:
         ).isfinite()
 
     def are_back(self) -> bool:
-        """Return True: `factors` waits."""
-        return True
+        """Return whether it is known if all gradients of all ranks are finite."""
+        return self._vote().done()
 
     @property
     def under_way(self) -> int:

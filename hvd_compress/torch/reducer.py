@@ -331,11 +331,8 @@ class Reducer:
             self._due, self._counted = not agreement.elastic(), False
 
     def abort(self) -> None:
-        """Give up a step that has begun: drop what has come and keep the states of before.
-
-        Where the order of collectives counts, the ranks have given it up together, or the process group is lost.
-        """
-        if self._step is not None and self._epoch == self.transport.epoch and not self.transport.ordered:
+        """Abort a running step: drop its gradients, and keep the states from before it."""
+        if self._step is not None and self._epoch == self.transport.epoch:
             self._step.abort()
         self._drop()
 

@@ -135,6 +135,7 @@ class Step:
         self._versions: list[int] = []
         self._filling: defaultdict[BucketExchange, list[Entry]] = defaultdict(list)
         self._held: list[Entry] | None = []
+        self._in_turns = False
 
     @property
     def held(self) -> bool:
@@ -150,8 +151,13 @@ class Step:
         """Start to exchange gradients, including those held so far, in these buckets."""
         held, self._held = self._held or [], None
         self._places, self._expected = layout.places, layout.expected
-        how = self._transport, self._prefix, self._replaces, self.votes.admits, self._meter.count
-        self._exchanges = {owner: BucketExchange(owner, *how) for owner in layout.buckets}
+        lanes = self._transport.lanes([owner.bucket.key for owner in layout.buckets])
+        self._in_turns = lanes is None
+        how = self._prefix, self._replaces, self.votes.admits, self._meter.count
+        self._exchanges = {
+            owner: BucketExchange(owner, lanes[owner.bucket.key] if lanes else self._transport, *how)
+            for owner in layout.buckets
+        }
         for entry in held:
             self._put(entry)
 
@@ -190,7 +196,7 @@ class Step:
         exchange = self._exchanges[place.owner]
         self._filling[exchange].append(entry)
         peak = exchange.put(place.position, entry.grad, self._scale, entry.frozen)
-        if self._running and not self._transport.ordered:
+        if self._running and not self._in_turns:
             self._push_on()
         if exchange.busy:
             self._running.append(exchange)
@@ -289,7 +295,7 @@ class Step:
         for exchange in self.exchanges:
             exchange.start()
         self._running = deque(exchange for exchange in self.exchanges if exchange.busy)
-        if self._transport.ordered:
+        if self._in_turns:
             self._take_turns()
         begin = time.monotonic()
         while self._unfinished():
@@ -353,8 +359,10 @@ class Step:
     def abort(self) -> None:
         """Complete the exchanges of an aborted step, unless a rank is missing.
 
-        The other ranks abort too, or wait for this one.
+        The other ranks abort too, or wait for this one. In turns, all have started the same collectives.
         """
+        if self._in_turns:
+            return
         self.votes.assume()
         for exchange in self.exchanges:
             exchange.halt() if self.votes.lacking else exchange.drain()

@@ -15,11 +15,13 @@ class Votes(Protocol):
 
     Attributes:
         nbytes: Bytes of a vote on the wire.
-        lacking: Whether a rank is missing.
     """
 
     nbytes: int
-    lacking: bool
+
+    @property
+    def lacking(self) -> bool:
+        """Whether a rank is missing, or may have started no exchange."""
 
     def admits(self, message: Collective) -> bool:
         """Return whether a collective may be started, because no missing rank can break it."""

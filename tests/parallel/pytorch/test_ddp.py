@@ -109,6 +109,53 @@ def test_lossless_equals_plain_ddp(mode: str, spec: str) -> None:
     assert_ranks_equal(weights(ours))
 
 
+@pytest.mark.parametrize("merge", ["layer", 3])
+def test_any_number_of_buckets_equals_plain_ddp(merge: str | int) -> None:
+    """Over Gloo, a few buckets are independent of each other, and more of them take turns."""
+    compression = Compression.parse("topkc:ratio=1.0,vectors=on,min_size=0", merge=merge)
+    ours = train(compression)
+    assert len(next(iter(compression.state_dict()["sessions"].values()))["buckets"]) == (6 if merge == "layer" else 3)
+    torch.testing.assert_close(weights(ours), weights(train(None)), rtol=1e-3, atol=1e-4)
+
+
+class _Fail(torch.autograd.Function):
+    """The identity; its backward pass raises an error."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        raise ArithmeticError("no gradient")
+
+
+@pytest.mark.parametrize("spec", ["powersgd:rank=2", "topkc:ratio=0.1", "qsgd:feedback=on"])
+def test_a_backward_pass_that_an_error_breaks_off_leaves_no_trace(spec: str) -> None:
+    def run(broken: bool) -> Tensor:
+        model, compression = make_model(), Compression.parse(spec, merge="layer")
+        wrapped = DistributedDataParallel(model, bucket_cap_mb=0.005)
+        compression.register(wrapped)
+        for step in range(6):
+            if broken and step in (2, 4):
+                x, _ = batch(50 + step)
+                hook = model[1].register_forward_hook(lambda _, inputs, output: _Fail.apply(output))  # type: ignore[no-untyped-call]
+                with pytest.raises(ArithmeticError):
+                    wrapped(x).sum().backward()
+                hook.remove()
+                model.zero_grad()
+                wrapped = DistributedDataParallel(model, bucket_cap_mb=0.005)  # the old one refuses to go on
+                compression.register(wrapped)
+            loss_of(wrapped, step).backward()  # type: ignore[no-untyped-call]
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.data -= 0.1 * parameter.grad
+            model.zero_grad()
+        return weights(model)
+
+    assert torch.equal(run(broken=True), run(broken=False))
+
+
 @pytest.mark.parametrize("spec", ["none", "topk:ratio=1.0"])
 def test_accumulation_without_sync_equals_plain_ddp(spec: str) -> None:
     plain, ours = train(None, accumulate=True), train(spec, accumulate=True)

@@ -72,7 +72,7 @@ class DDPBench(TorchBench):
         parameters, loss = self._model(what, model)
         # With several buckets, PyTorch's PowerSGD starts collectives in another order on each rank, and Gloo aborts.
         most = WHOLE if entry.own and entry.spec == "powersgd" else None
-        wrapped = DistributedDataParallel(Model(parameters, loss), bucket_cap_mb=most)
+        wrapped = DistributedDataParallel(Model(parameters, loss), bucket_cap_mb=most, gradient_as_bucket_view=True)
         optimizer = torch.optim.SGD(parameters, lr=RATE)
         subject = DDPSubject(parameters, lambda _: wrapped(), optimizer, None, exchange=False)
         if entry.own:
