@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from worlds import COMPILED, FRAMEWORKS, Arr, bucket_of, ops_of
+from worlds import FRAMEWORKS, Arr, bucket_of, ops_of
 
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.methods.base import Method
 from hvd_compress.methods.block8 import Block8
 from hvd_compress.methods.fp8 import FP8
-from hvd_compress.ops.code import Code
+from hvd_compress.ops.code import LARGEST, Code
 from hvd_compress.ops.coding import TINY
 
 E4M3, E5M2 = FP8(format="e4m3"), FP8(format="e5m2")
 FORMATS = [(E4M3, 448, torch.float8_e4m3fn), (E5M2, 57344, torch.float8_e5m2)]
 EACH_FORMAT = pytest.mark.parametrize(("method", "largest", "dtype"), FORMATS, ids=["e4m3", "e5m2"])
-EACH_FRAMEWORK = pytest.mark.parametrize("framework", ["numpy", *COMPILED])
+EACH_FRAMEWORK = pytest.mark.parametrize("framework", FRAMEWORKS)
 
 
 def encoded(framework: str, x: Arr, code: Code) -> tuple[Arr, Arr]:
@@ -125,7 +125,7 @@ def test_stochastic_rounding_gives_a_neighbour_in_proportion_to_the_distance(
     assert (np.abs(ups.mean(axis=1) - shares) <= 5 * (shares * (1 - shares) / draws) ** 0.5).all()
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@EACH_FRAMEWORK
 @pytest.mark.parametrize("twoway", [True, False])
 @pytest.mark.parametrize("method", [FP8, Block8])
 def test_the_sum_is_that_of_decoded_gradients(method: Any, twoway: bool, framework: str) -> None:
@@ -151,3 +151,24 @@ def test_floats_are_for_magnitudes_that_differ_and_integers_for_those_that_do_no
     x = np.asarray(np.exp(spread * rng.standard_normal(100_000)) * rng.choice([-1, 1], 100_000), np.float32)
     errors = {m.name: np.median(np.abs(total_of(m, [x.copy()], "numpy") / x - 1)) for m in (FP8(), Block8())}
     assert min(errors, key=errors.__getitem__) == better.name, errors
+
+
+@EACH_FRAMEWORK
+@EACH_FORMAT
+def test_no_random_number_rounds_the_largest_up_to_a_code_that_is_no_number(
+    method: FP8, largest: int, dtype: torch.dtype, framework: str
+) -> None:
+    """The product of this scale and its inverse is above 1, and some coordinate draws a random number below that."""
+    scale, n = np.float32(1.0008855), 2**20
+    assert scale * (np.float32(LARGEST) / scale) > LARGEST
+    assert ops_of("numpy").uniform(0, n).min() < 2**-22
+    ops = ops_of(framework)
+    data = ops.quantise(ops.constant(np.full(n, scale)), method.code._replace(dither=True, block=n))[0]
+    expected = torch.tensor([largest], dtype=torch.float32).to(dtype).view(torch.uint8)
+    np.testing.assert_array_equal(np.asarray(data)[4:], int(expected))
+
+
+def test_only_servers_that_round_to_nearest_keep_a_residual() -> None:
+    ops, bucket = ops_of("numpy"), bucket_of((100,))
+    kept = [method.init(ops, bucket, 2).served for method in (FP8(), Block8(), FP8(stochastic=True), FP8(twoway=False))]
+    assert [np.size(residual) for residual in kept] == [50, 50, 0, 0]
