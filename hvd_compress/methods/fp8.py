@@ -23,8 +23,8 @@ class FP8(Quantised):
     2^-3, down to about 2^-15 or 2^-30 of s.
 
     The paper scales whole tensors, and recommends ``e5m2`` for gradients. Here each block has a scale of its own in
-    float32, so that gradients of different magnitudes can share a bucket, and ``e4m3`` has enough range. Codes are
-    decoded before they are summed, in the gradient's own dtype.
+    float32, so that gradients of different magnitudes can share a bucket, and the more precise ``e4m3`` is the
+    default. Codes are decoded before they are summed, in the bucket's dtype.
 
     Rounding to nearest is biased, so servers use error feedback. Stochastic rounding is unbiased, and needs none.
 
@@ -44,7 +44,7 @@ class FP8(Quantised):
         Example("fp8:block=64,stochastic=on", 3 * (8 * 4 + 500), total="lossy", unbiased=True),
     )
     compared = ("fp8", "fp8:format=e5m2", "fp8:stochastic=on")
-    claim = "the accuracy of training in 16 bits, for models of up to 175B parameters; not about communication"
+    claim = "training with tensors in FP8 is as accurate as in 16 bits, for models of up to 175B parameters"
     unbiasedness = "with stochastic=on"
     serves_feedback = True
 
