@@ -60,6 +60,9 @@ _CASES = (
     Case("qsgd"),
     Case("qsgd:bits=2,twoway=on", 0.05),
     Case("terngrad"),
+    Case("fp8"),
+    Case("fp8:format=e5m2"),
+    Case("block8"),
     Case("natural"),
     Case("onebit"),
     Case("onebit:twoway=on"),
@@ -102,9 +105,10 @@ def main() -> None:
     """Do the runs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path, help="the file to write")
-    parser.add_argument("--only", metavar="NAME", help="run this method again and keep the rest of the file")
+    parser.add_argument("--only", metavar="NAMES", help="run these methods, such as qsgd,loco, and keep the other rows")
     args = parser.parse_args()
-    cases = [case for case in CASES if args.only in (None, case.spec.partition(":")[0]) or case.spec == "none"]
+    names = ["none", *args.only.split(",")] if args.only else REGISTRY
+    cases = [case for case in CASES if case.spec.partition(":")[0] in names]
     runs = [Run(framework, case.spec, case.options) for framework in FRAMEWORKS for case in cases]
     before = json.loads(args.output.read_text()) if args.only else []
     try:

@@ -51,7 +51,8 @@ class Factory(Generic[C]):
                 reproducible training, pass the logged partition.
 
                 ``"search"`` equals ``"auto"`` in TensorFlow, in direct calls of ``hvd.allreduce``, in elastic jobs, and
-                with methods whose state cannot move to other buckets (``twoway=on`` with feedback, ``loco``).
+                with methods whose state cannot move to other buckets (``twoway=on`` with feedback, ``loco``,
+                ``fp8``, ``block8``).
             **params: Hyper-parameters and options, as in spec strings (see `hvd_compress.parse`).
 
         Raises:

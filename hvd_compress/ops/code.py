@@ -8,7 +8,26 @@ import numpy as np
 
 from hvd_compress.ops.packing import packed_size
 
-Kind = Literal["max", "l2", "clipped", "mean", "means", "one", "powers", "bfloat16"]
+Kind = Literal["max", "l2", "clipped", "mean", "means", "one", "powers", "bfloat16", "e4m3", "e5m2"]
+
+
+class Float8(NamedTuple):
+    """Format of 8-bit floats, multiplied by the power of two that makes the largest one `LARGEST`.
+
+    Attributes:
+        mantissa: Bits of the mantissa.
+        exponent: Exponent of the smallest normal number, in the bits of a float32.
+    """
+
+    mantissa: int
+    exponent: int
+
+
+FLOAT8 = {"e4m3": Float8(3, 127 - 14), "e5m2": Float8(2, 127 - 29)}
+"""OCP's formats. Their largest numbers, 1.75 * 2^8 = 448 and 1.75 * 2^15 = 57344, are `LARGEST` here."""
+
+LARGEST = 1.75
+"""Largest 8-bit float. With 448 or 57344 the inverse of a small scale would overflow float32."""
 
 
 class Code(NamedTuple):
@@ -24,7 +43,9 @@ class Code(NamedTuple):
               magnitude of the coordinates with that sign, or 1.
             - ``"powers"``: powers of two; 7 bits hold the exponent relative to the largest one.
             - ``"bfloat16"``: the nearest bfloat16.
-        bits: Bits per coordinate: 2 to 8 for levels, 1 for signs, 8 for powers, 16 for bfloat16.
+            - ``"e4m3"``, ``"e5m2"``: 8-bit floats, times ``scale / LARGEST``. The scale of a block is its largest
+              magnitude.
+        bits: Bits per coordinate: 2 to 8 for levels, 1 for signs, 8 for powers and 8-bit floats, 16 for bfloat16.
         block: Coordinates that share a scale.
         clip: See ``"clipped"``.
         dither: Round stochastically, without bias; otherwise to the nearest.
@@ -40,6 +61,16 @@ class Code(NamedTuple):
     def levels(self) -> int:
         """Number L of levels on each side of zero."""
         return int(2 ** (self.bits - 1) - 1)
+
+    @property
+    def float8(self) -> Float8 | None:
+        """Format of the 8-bit floats; None for other kinds."""
+        return FLOAT8.get(self.kind)
+
+    @property
+    def top(self) -> float:
+        """Number by which a scale is divided before a level or an 8-bit float is multiplied by it."""
+        return LARGEST if self.float8 else self.levels
 
     @property
     def scales(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from hvd_compress.core.collectives import Array
 from hvd_compress.ops import Ops
 from hvd_compress.ops.blocks import Blocks
-from hvd_compress.ops.code import Code
+from hvd_compress.ops.code import FLOAT8, LARGEST, Code
 from hvd_compress.ops.packing import packed_size
 
 Encode: TypeAlias = Callable[[Ops, Array, Code, Any], Array]
@@ -19,6 +19,9 @@ TINY = 1e-36
 
 EXPONENTS = 127
 """Number of exponents in a code of powers of two; code 0 is the number zero."""
+
+UNITS = 2**23
+"""float32 from this number to its double are whole numbers, and their last bits count from it."""
 
 
 def encode(ops: Ops, x: Array, code: Code, seed: Any) -> Array:
@@ -120,6 +123,36 @@ def _decode_bfloat16(ops: Ops, data: Array, code: Code, n: int, dtype: str) -> A
     return ops.cast(ops.from_bfloat16(bits), dtype)
 
 
+def _encode_float8(ops: Ops, x: Array, code: Code, seed: Any) -> Array:
+    blocks, (mantissa, smallest) = Blocks.of(int(x.shape[0]), code.block), FLOAT8[code.kind]
+    rows = blocks.cut(ops, x)
+    scales = ops.absmax(rows)
+    inverse = blocks.column(ops, LARGEST / ops.where(scales > TINY, scales, 1.0))
+    y = ops.cast(blocks.join(ops, rows * inverse), "float32")
+    negative = ops.cast(ops.bitcast(y, "int32") < 0, "int32")  # of -0.0, too
+    y = ops.clip(ops.abs(y), 0.0, LARGEST)
+    exponents = ops.clip(ops.bitcast(y, "int32") // 2**23, smallest, 127)
+    y = y * ops.bitcast((254 + mantissa - exponents) * 2**23, "float32")  # in units of the last place
+    if code.dither:
+        whole = ops.floor(y)
+        units = ops.cast(whole, "int32") + ops.cast(ops.uniform(seed, blocks.n) < y - whole, "int32")
+    else:
+        units = ops.bitcast(y + float(UNITS), "int32") % UNITS  # the sum is rounded to the nearest even
+    codes = units + (exponents - smallest) * 2**mantissa + negative * 128
+    return ops.to_bytes(scales, ops.cast(codes, "uint8"))
+
+
+def _decode_float8(ops: Ops, data: Array, code: Code, n: int, dtype: str) -> Array:
+    blocks, (mantissa, smallest) = Blocks.of(n, code.block), FLOAT8[code.kind]
+    scales, bits = ops.from_bytes(data, (dtype, blocks.number), ("uint8", n))
+    codes = ops.cast(bits, "int32")
+    exponents = ops.clip(codes % 128 // 2**mantissa, 1, 127) - 1  # those of subnormal and the smallest normal: 0
+    units = ops.cast(codes % 128 - exponents * 2**mantissa, "float32")
+    magnitudes = units * ops.bitcast((exponents + smallest - mantissa) * 2**23, "float32")
+    y = ops.cast(ops.where(codes >= 128, -magnitudes, magnitudes), dtype)
+    return blocks.join(ops, blocks.cut(ops, y) * blocks.column(ops, scales / LARGEST))
+
+
 _LEVELS, _SIGNS = (_encode_levels, _decode_levels), (_encode_signs, _decode_signs)
 _CODES: dict[str, tuple[Encode, Decode]] = {
     "max": _LEVELS,
@@ -130,4 +163,6 @@ _CODES: dict[str, tuple[Encode, Decode]] = {
     "one": _SIGNS,
     "powers": (_encode_powers, _decode_powers),
     "bfloat16": (_encode_bfloat16, _decode_bfloat16),
+    "e4m3": (_encode_float8, _decode_float8),
+    "e5m2": (_encode_float8, _decode_float8),
 }

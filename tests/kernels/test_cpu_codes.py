@@ -25,6 +25,8 @@ EXACT = [
     Code("one", 1),
     Code("powers", 8),
     Code("bfloat16", 16),
+    *(Code("e4m3", 8, block, dither=block != 512) for block in (1, 77, 512, 100_000)),
+    *(Code("e5m2", 8, block, dither=block == 512) for block in (1, 77, 512, 100_000)),
 ]
 """Codes whose scales are no sums, so that all bits agree."""
 SUMMED = [

@@ -12,6 +12,8 @@ from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import SpecError
 from hvd_compress.methods.base import Method
 from hvd_compress.methods.bf16 import BFloat16
+from hvd_compress.methods.block8 import Block8
+from hvd_compress.methods.fp8 import FP8
 from hvd_compress.methods.loco import LoCo
 from hvd_compress.methods.natural import Natural
 from hvd_compress.methods.onebit import EFSignSGD, OneBit
@@ -149,14 +151,15 @@ def test_efsignsgd_sends_the_sign_times_the_mean_magnitude(framework: str) -> No
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("method", [OneBit(twoway=True), EFSignSGD(twoway=True)])
+@pytest.mark.parametrize(
+    "method", [OneBit(twoway=True), EFSignSGD(twoway=True), FP8(block=10), FP8(format="e5m2"), Block8(block=10)]
+)
 def test_two_way_servers_keep_what_they_do_not_send(method: Any, framework: str) -> None:
     """Algorithm 2 of Zheng et al., written out: each rank serves a part, and feeds its error back."""
     xs, ops = gradients(90, 3), ops_of("numpy")
-    plain = type(method)()
 
     def code(x: Arr) -> Arr:
-        decoded: Arr = decode(ops, encode(ops, x, plain.code, 0), plain.code, x.size, "float64")
+        decoded: Arr = decode(ops, encode(ops, x, method.code, 0), method.code, x.size, "float64")
         return decoded
 
     kept = [np.zeros(30)] * 3
@@ -239,6 +242,10 @@ def test_loco_follows_its_equations(framework: str) -> None:
         (LoCo, {"beta": 1.0}, "beta=1.0 is not allowed"),
         (LoCo, {"reset": -1}, "reset=-1 is not allowed"),
         (Natural, {"seed": -1}, "seed=-1 is not allowed"),
+        (FP8, {"format": "e3m4"}, "format='e3m4' is not allowed: format must be 'e4m3' or 'e5m2'"),
+        (FP8, {"block": 0}, "block=0 is not allowed"),
+        (FP8, {"seed": 2**32}, "seed=4294967296 is not allowed"),
+        (Block8, {"block": 0}, "block=0 is not allowed"),
     ],
 )
 def test_bad_parameters(kind: Any, params: dict[str, Any], message: str) -> None:

@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_compress.errors import ExchangeError
+from hvd_compress.kernels.cpu.float8 import decode_float8, encode_float8
 from hvd_compress.kernels.cpu.levels import CLIPPED, L2, PEAK, decode_levels, encode_levels
 from hvd_compress.kernels.cpu.powers import decode_bfloat16, decode_powers, encode_bfloat16, encode_powers
 from hvd_compress.kernels.cpu.signs import decode_signs, encode_signs
 from hvd_compress.ops import second_key, wrong_length
-from hvd_compress.ops.code import Code
+from hvd_compress.ops.code import Code, Float8
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -47,6 +48,8 @@ def quantise(x: Floats, code: Code, seed: int, out: Floats | None = None) -> Byt
         if code.kind in _SIGNS:
             kind = _SIGNS[code.kind]
             encode_signs(x, kind, block, scales.reshape(kind, scales.size // max(kind, 1)), planes, left)
+        elif code.float8:
+            encode_float8(x, *_float8(code.float8), block, code.dither, *_keys(seed), scales, planes, left)
         else:
             how = (_SCALES[code.kind], code.bits, block, code.clip, code.dither)
             encode_levels(x, *how, *_keys(seed), scales, planes, left)
@@ -103,14 +106,21 @@ def _decode(rows: Bytes, code: Code, n: int, first: int, last: int, out: Floats)
             both = _both(scales, _SIGNS[code.kind])[:, :, blocks]
             decode_signs(rows, np.ascontiguousarray(both), block, n, skip, first, last, out)
         else:
-            steps = scales[:, blocks] / np.float32(code.levels)
-            decode_levels(rows, steps, code.bits, block, n, skip, first, last, out)
+            steps = scales[:, blocks] / np.float32(code.top)
+            if code.float8:
+                decode_float8(rows, steps, *_float8(code.float8), block, skip, first, last, out)
+            else:
+                decode_levels(rows, steps, code.bits, block, n, skip, first, last, out)
 
 
 def _layout(code: Code, n: int) -> tuple[int, int]:
     """Coordinates of a block, and how many bytes the scales take."""
     block = max(1, min(n, code.block if code.scales else n))
     return block, 4 * code.scales * -(-n // block)
+
+
+def _float8(form: Float8) -> tuple[Any, Any]:
+    return np.uint32(form.mantissa), np.uint32(form.exponent)
 
 
 def _keys(seed: int) -> tuple[Any, Any]:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hvd_compress.errors import ExchangeError
 from hvd_compress.kernels.cuda.codes import load_codes
+from hvd_compress.kernels.cuda.float8 import from_float8
 from hvd_compress.kernels.cuda.launching import TILE, kernel, launch, part, tiles
 from hvd_compress.kernels.cuda.powers import power
 from hvd_compress.ops import wrong_length
@@ -26,6 +27,8 @@ def _value(
     number: tl.tensor,
     KIND: tl.constexpr,
     BITS: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    SMALLEST: tl.constexpr,
 ) -> tl.tensor:
     """What one row says of some coordinates."""
     if KIND == "powers":
@@ -43,6 +46,8 @@ def _value(
             return tl.where(codes > 0, above, -above)
         elif KIND == "means":
             return tl.where(codes > 0, above, tl.load(steps + number + block, mask=ok, other=0.0))
+        elif MANTISSA:
+            return from_float8(codes, MANTISSA, SMALLEST) * above
         else:
             TOP: tl.constexpr = 2 ** (BITS - 1) - 1
             return (codes - TOP).to(tl.float32) * above
@@ -62,6 +67,8 @@ def _decode(
     header: tl.tensor,
     KIND: tl.constexpr,
     BITS: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    SMALLEST: tl.constexpr,
     JOIN: tl.constexpr,
     SIZE: tl.constexpr,
 ) -> None:
@@ -74,7 +81,7 @@ def _decode(
     total = tl.full([SIZE], -0.0, tl.float32)  # which changes nothing when it is added to
     data += header
     for _ in range(rows):
-        value = _value(data, steps, index, block, ok, n, number, KIND, BITS)
+        value = _value(data, steps, index, block, ok, n, number, KIND, BITS, MANTISSA, SMALLEST)
         data, steps = data + width, steps + scales
         if JOIN:
             tl.store(out + index, value, mask=ok)
@@ -101,7 +108,9 @@ def dequantise(rows: Tensor, code: Code, n: int, join: bool = False) -> Tensor:
         # cloned: in a row, numbers of four bytes may lie at any place
         steps = rows[:, :header].clone(memory_format=torch.contiguous_format).view(torch.float32)
         if code.bits > 1:
-            steps = steps / torch.full_like(steps[:1, :1], code.levels)  # a number would be inverted and multiplied by
+            steps = steps / torch.full_like(steps[:1, :1], code.top)  # a number would be inverted and multiplied by
     args = (rows, steps, out, number, rows.shape[1], *blocks, code.scales * blocks.number, header)
-    launch(_decode, tiles(n), *args, KIND=code.kind, BITS=code.bits, JOIN=join, SIZE=TILE)
+    mantissa, smallest = code.float8 or (0, 0)
+    form = {"BITS": code.bits, "MANTISSA": mantissa, "SMALLEST": smallest}
+    launch(_decode, tiles(n), *args, KIND=code.kind, **form, JOIN=join, SIZE=TILE)
     return out

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hvd_compress.kernels.cuda.blocks import given_scales, own_scales, spread
 from hvd_compress.kernels.cuda.codes import places, run_of, store_plane
+from hvd_compress.kernels.cuda.float8 import to_float8
 from hvd_compress.kernels.cuda.hashing import bits_of, keys, uniform
 from hvd_compress.kernels.cuda.launching import flat, kernel, launch, part, tiles, warps_for
 from hvd_compress.kernels.cuda.powers import encode_bfloat16, encode_powers
@@ -77,6 +78,8 @@ def _encode_plane(
     DITHER: tl.constexpr,
     KEEP: tl.constexpr,
     OWN: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    SMALLEST: tl.constexpr,
 ) -> tl.tensor:
     """Write the codes of some groups to a plane of PART bits, with the last one what is left: the plane's bytes."""
     run = run_of(groups, n, 8 // PART) * there
@@ -86,6 +89,8 @@ def _encode_plane(
         above, below = given_scales(given, index, ok, tl.min(groups) * _GROUP, number, size, KIND)
     if BITS == 1:
         codes, value = _signs(p, above, below)
+    elif MANTISSA:
+        codes, value = to_float8(p, index, above, first, second, MANTISSA, SMALLEST, DITHER)
     else:
         codes, value = _levels(p, index, above, first, second, BITS, DITHER)
     codes = codes >> (BITS & (16 - 2 * PART)) & ((1 << PART) - 1)
@@ -115,6 +120,8 @@ def _encode(
     DITHER: tl.constexpr,
     KEEP: tl.constexpr,
     OWN: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    SMALLEST: tl.constexpr,
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
 ) -> None:
@@ -154,6 +161,8 @@ def _encode(
                 DITHER,
                 KEEP,
                 OWN,
+                MANTISSA,
+                SMALLEST,
             )
     if OWN:  # last: then the loads above are those of the first plane
         tl.store(given + row, firsts, mask=row < number)
@@ -189,6 +198,7 @@ def quantise(
 
 def _quantise(x: Tensor, code: Code, seed: int, keep: bool, left: Tensor, data: Tensor) -> None:
     blocks = Blocks.of(x.numel(), code.block)
+    mantissa, smallest = code.float8 or (0, 0)
     groups = triton.next_power_of_2(tiles(blocks.size, GROUP))
     own = code.kind != "one" and blocks.size <= _LARGEST and (blocks.number <= 1 or blocks.size % GROUP == 0)
     groups = groups if own else 1
@@ -207,12 +217,14 @@ def _quantise(x: Tensor, code: Code, seed: int, keep: bool, left: Tensor, data: 
         *keys(seed),
         float(code.clip),
         warps=warps_for(rows * groups * GROUP),
-        KIND="max" if code.kind == "clipped" and not code.clip else code.kind,
+        KIND="max" if code.float8 or (code.kind == "clipped" and not code.clip) else code.kind,
         BITS=code.bits,
         WIDEST=1 << code.bits.bit_length() - 1,
         DITHER=code.dither,
         KEEP=keep,
         OWN=own,
+        MANTISSA=mantissa,
+        SMALLEST=smallest,
         ROWS=rows,
         GROUPS=groups,
     )

@@ -40,6 +40,8 @@ the Utility of Gradient Compression, 2022, found that few methods beat a well-tu
 better depends: Gloo sums float16 in software, so that `none` may be faster on processors.
 
 * **No loss wanted**: `fp16` or `bf16`; `homomorphic` where gradients are mostly zero.
+* **4 times less, the next step after 16 bits**: `block8`, which is more precise, or `fp8`, which keeps the relative
+  precision of small coordinates. Both take 8 bits each way with any number of ranks.
 * **4 to 8 times less**: `int8` and `thc` are unbiased or nearly so, need no tuning and go by allreduce; `qsgd` is more
   precise with few ranks; `loco` and `twoway=on` keep 4-bit traffic at 4 bits each way with many.
 * **20 times less and more, few ranks**: `topk`, or `dgc` with its momentum; tune the learning rate and use `warmup`.

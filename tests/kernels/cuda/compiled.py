@@ -35,6 +35,8 @@ CODES = (
     Code("one", 1),
     Code("powers", 8),
     Code("bfloat16", 16),
+    Code("e4m3", 8, 512, dither=False),
+    Code("e5m2", 8, 100),
 )
 
 
