@@ -133,12 +133,13 @@ class DistributedCompressor(ReducingCompressor):
     def reduce(self, registered: Registered, bucket: GradBucket) -> Future[Tensor]:
         """Compress a bucket of a model's gradients; called by `hook`."""
         with self._lock:
+            if bucket.index() == 0:
+                registered.check_join()
             if self.method.linear:
                 whole = bucket.buffer()
                 return _sum_sparse(registered, whole) if whole.is_sparse else self._reduce_alone(registered, whole)
             reducer = registered.reducer or self._begin(registered)
             if bucket.index() == 0:
-                registered.check_join()
                 self._forget(registered, reducer)
             future = self._add(registered, reducer, bucket)
             if bucket.is_last():

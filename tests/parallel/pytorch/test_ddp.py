@@ -143,11 +143,12 @@ def test_ranks_with_fewer_batches_join() -> None:
         torch.testing.assert_close(run(spec), plain, rtol=1e-4, atol=1e-5)
 
 
-def test_the_mean_over_ranks_that_have_not_joined_is_refused() -> None:
+@pytest.mark.parametrize("spec", ["none", "topk:ratio=0.5"])
+def test_the_mean_over_ranks_that_have_not_joined_is_refused(spec: str) -> None:
     wrapped = DistributedDataParallel(
         make_model(), process_group=dist.new_group([hvd.rank()], use_local_synchronization=True)
     )
-    Compression.topk(ratio=0.5).register(wrapped)
+    Compression.parse(spec).register(wrapped)
     with (
         pytest.raises(UnsupportedError, match="divide_by_initial_world_size"),
         wrapped.join(divide_by_initial_world_size=False),
