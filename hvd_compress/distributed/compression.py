@@ -128,6 +128,12 @@ class DistributedCompressor(ReducingCompressor):
             SpecError: See `register`.
         """
         _check(model, op)
+        if getattr(model, "skip_all_reduce_unused_params", False) and not self.method.linear:
+            raise UnsupportedError(
+                "DistributedDataParallel(skip_all_reduce_unused_params=True) is supported only with methods without a"
+                " state, as none and fp16: a step ends with the last bucket, which PyTorch may skip; leave"
+                " skip_all_reduce_unused_params=False"
+            )
         return Registered(self, model, 1.0 if op == "sum" else 1.0 / model.process_group.size())
 
     def reduce(self, registered: Registered, bucket: GradBucket) -> Future[Tensor]:

@@ -369,3 +369,11 @@ def test_other_models_and_operations_are_refused() -> None:
         Compression.topk(ratio=0.1).register(make_model())  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="'mean', 'sum'"):
         Compression.topk(ratio=0.1).register(DistributedDataParallel(make_model()), op="average")
+
+
+def test_a_step_without_its_last_bucket_is_refused() -> None:
+    options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
+    with pytest.raises(UnsupportedError, match="skip_all_reduce_unused_params=False"):
+        Compression.topk(ratio=0.1).register(DistributedDataParallel(Unused(), **options))
+    plain, ours = train(None, model=seeded(Unused), **options), train("none", model=seeded(Unused), **options)
+    torch.testing.assert_close(weights(ours), weights(plain), rtol=1e-4, atol=1e-5)
