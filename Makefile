@@ -16,7 +16,7 @@ export PATH := $(VENV):$(PATH)
 # Two processes; files whose tests start jobs come first, as they take longest.
 PYTEST := $(VENV)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup dev python demo quick test commands soak keras3 horovod-tests check docs fresh clean
+.PHONY: help setup dev python demo quick test commands soak keras3 horovod-tests pytorch-tests check docs fresh clean
 # Each target uses every core by itself, and a run of several should print one after the other.
 .NOTPARALLEL:
 
@@ -58,6 +58,9 @@ keras3: python ## Run the tests of hvd_compress.keras on Keras 3, in .venv-keras
 horovod-tests: dev ## Run Horovod's own tests with our compression (HOROVOD=path/to/a/checkout)
 	@test -n "$(HOROVOD)" || { echo "horovod-tests: name a checkout of Horovod: make $@ HOROVOD=path" >&2; exit 2; }
 	$(VENV)/python tools/horovod_tests.py $(HOROVOD)
+
+pytorch-tests: dev ## Run PyTorch's own tests of DistributedDataParallel with our hook (PYTORCH=path adds those of a checkout)
+	$(VENV)/python tools/pytorch_tests.py $(PYTORCH)
 
 check: dev ## Lint, check the types, and build the wheel and the sdist
 	$(VENV)/ruff check

@@ -170,17 +170,24 @@ class DistributedCompressor(ReducingCompressor):
                 " torch.nn.parallel.DistributedDataParallel first"
             )
         check_op(op)
+        if getattr(model, "skip_all_reduce_unused_params", False) and not self.method.linear:
+            raise UnsupportedError(
+                "DistributedDataParallel(skip_all_reduce_unused_params=True) is supported only with methods without a"
+                " state, as none and fp16: a step ends with the last bucket, which PyTorch may skip; leave"
+                " skip_all_reduce_unused_params=False"
+            )
         return Registered(self, model, 1.0 if op == "sum" else 1.0 / model.process_group.size())
 
     def reduce(self, registered: Registered, bucket: GradBucket) -> Future[Tensor]:
         """Compress a bucket of a model's gradients; called by `hook`."""
         with self._lock:
+            if bucket.index() == 0:
+                registered.check_join()
             if self.method.linear:
                 whole = bucket.buffer()
                 return _sum_sparse(registered, whole) if whole.is_sparse else self._reduce_alone(registered, whole)
             reducer = registered.reducer or self._begin(registered)
             if bucket.index() == 0:
-                registered.check_join()
                 self._forget(registered, reducer)
             future = self._add(registered, reducer, bucket)
             if bucket.is_last():

@@ -181,11 +181,12 @@ def test_ranks_with_fewer_batches_join() -> None:
         torch.testing.assert_close(run(spec), plain, rtol=1e-4, atol=1e-5)
 
 
-def test_the_mean_over_ranks_that_have_not_joined_is_refused() -> None:
+@pytest.mark.parametrize("spec", ["none", "topk:ratio=0.5"])
+def test_the_mean_over_ranks_that_have_not_joined_is_refused(spec: str) -> None:
     wrapped = DistributedDataParallel(
         make_model(), process_group=dist.new_group([hvd.rank()], use_local_synchronization=True)
     )
-    Compression.topk(ratio=0.5).register(wrapped)
+    Compression.parse(spec).register(wrapped)
     with (
         pytest.raises(UnsupportedError, match="divide_by_initial_world_size"),
         wrapped.join(divide_by_initial_world_size=False),
@@ -406,3 +407,11 @@ def test_other_models_and_operations_are_refused() -> None:
         Compression.topk(ratio=0.1).register(make_model())
     with pytest.raises(SpecError, match="'mean', 'sum'"):
         Compression.topk(ratio=0.1).register(DistributedDataParallel(make_model()), op="average")
+
+
+def test_a_step_without_its_last_bucket_is_refused() -> None:
+    options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
+    with pytest.raises(UnsupportedError, match="skip_all_reduce_unused_params=False"):
+        Compression.topk(ratio=0.1).register(DistributedDataParallel(Unused(), **options))
+    plain, ours = train(None, model=seeded(Unused), **options), train("none", model=seeded(Unused), **options)
+    torch.testing.assert_close(weights(ours), weights(plain), rtol=1e-4, atol=1e-5)

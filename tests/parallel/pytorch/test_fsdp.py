@@ -149,7 +149,7 @@ def test_accumulation_without_sync() -> None:
     torch.testing.assert_close(run("none"), run(None), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("spec", ["qsgd:bits=4", "int8", "loco", "bf16"])
+@pytest.mark.parametrize("spec", ["qsgd:bits=4", "int8", "loco", "bf16", "fp8", "block8"])
 def test_the_bits_are_those_of_the_method(spec: str) -> None:
     """The gradient of a linear layer is known: the batch itself."""
     method = ReduceScattered(bare(spec))
