@@ -89,7 +89,7 @@ def horovodrun(
     return result
 
 
-def torchrun(ranks: int, *arguments: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def torchrun(ranks: int, *arguments: str | Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
     """Run a Python program on several ranks of this machine, without Horovod, and fail if it fails.
 
     Args:
