@@ -60,7 +60,7 @@ class FullState:
                 " state of one rank is loaded by compression.load_state_dict"
             )
         found = [parse(one) for one in state["ranks"]]
-        if why := flaw(found, len(found)):
+        if why := flaw(found, found[0].size):
             raise StateError(f"this state of all ranks cannot be loaded: {why}; load another one")
         world = self._compression._world()
         self._compression._load(needed(found, world.rank, world.size))

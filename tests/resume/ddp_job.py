@@ -6,6 +6,7 @@ Arguments: a part of the job, a folder that all ranks share, and specs.
 from __future__ import annotations
 
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 
 import torch
@@ -42,11 +43,14 @@ class Job:
         """All parameters, flat."""
         return torch.cat([p.detach().flatten() for p in self.model.parameters()])
 
-    def save(self, folder: Path) -> None:
-        """Save everything."""
+    def save_while_training(self, folder: Path, steps: range) -> None:
+        """Save everything, while the training goes on."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         state = {"model": model, "optimizer": optimizer, "compression": FullState(self.compression)}
-        state_dict_saver.save(state, checkpoint_id=folder)
+        saving = state_dict_saver.async_save(state, checkpoint_id=folder, process_group=dist.new_group())
+        self.run(steps)
+        assert isinstance(saving, Future)
+        saving.result()
 
     def load(self, folder: Path) -> None:
         """Load everything."""
@@ -71,9 +75,9 @@ def first(spec: str, folder: Path) -> None:
     whole, job = Job(spec), Job(spec)
     whole.run(range(20))
     job.run(range(10))
-    job.save(folder / "saved")
-    state_dict_saver.save({"compression": job.compression}, checkpoint_id=folder / "of one rank")
     residuals = job.residuals()
+    state_dict_saver.save({"compression": job.compression}, checkpoint_id=folder / "of one rank")
+    job.save_while_training(folder / "saved", range(10, 15))
     if dist.get_rank() == 0:
         torch.save(whole.weights, folder / "weights.pt")
         torch.save(residuals, folder / "residuals.pt")
