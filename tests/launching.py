@@ -87,3 +87,18 @@ def horovodrun(
     if check and result.returncode:
         raise AssertionError(f"horovodrun ended with {result.returncode}:\n{result.stdout}")
     return result
+
+
+def torchrun(ranks: int, *arguments: str | Path, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    """Run a Python program on several ranks of this machine, without Horovod, and fail if it fails.
+
+    Args:
+        ranks: How many processes.
+        *arguments: The program and its arguments.
+        timeout: Seconds after which a job that hangs is ended.
+    """
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    result = run([*launcher, *arguments], timeout)
+    if result.returncode:
+        raise AssertionError(f"torchrun ended with {result.returncode}:\n{result.stdout}")
+    return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from launching import horovodrun
+from launching import horovodrun, torchrun
 
 pytestmark = pytest.mark.jobs
 
@@ -36,3 +36,13 @@ def test_a_job_of_one_rank_carries_on_what_two_have_saved(tmp_path: Path) -> Non
     for ranks, part in ((2, "first"), (1, "alone"), (2, "second")):
         job = horovodrun(ranks, "gloo", JOBS / "alone_job.py", part, tmp_path)
         assert job.stdout.count(f"{part} done") == ranks
+
+
+def test_a_checkpoint_of_torch_distributed(tmp_path: Path) -> None:
+    """The same ranks go on bit for bit, others with the sum of the residuals."""
+    specs = ["topk:ratio=0.01", "powersgd:rank=2"]
+    for ranks, part, jobs in ((2, "first", specs), (2, "second", specs), (3, "resized", specs)):
+        job = torchrun(ranks, JOBS / "ddp_job.py", part, tmp_path, *jobs)
+        assert job.stdout.count(f"{part} done on rank") == ranks
+    job = torchrun(2, JOBS / "ddp_job.py", "refused", tmp_path, specs[0])
+    assert job.stdout.count("cannot be loaded on rank 1 of 2") == 1 and "FullState(compression)" in job.stdout

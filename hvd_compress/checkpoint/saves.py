@@ -127,6 +127,23 @@ def common(every: Sequence[Saved]) -> set[str]:
     return {name for name in names if name not in of_all or all(name in one.sessions for one in every)}
 
 
+def needed(found: Sequence[Saved], rank: int, size: int) -> list[Saved]:
+    """Return the states of a complete save that a rank needs, limited to the sessions that it restores.
+
+    Args:
+        found: The states of all ranks.
+        rank: This rank.
+        size: Current world size.
+    """
+    names = common(found)
+    chosen = []
+    for one in found:
+        own = one.rank == rank or len(found) != size
+        if own or one.carried:
+            chosen.append(one._replace(sessions={n: s for n, s in one.sessions.items() if own and n in names}))
+    return chosen
+
+
 def _flaws(name: str, every: Sequence[Saved]) -> Iterator[str]:
     """Yield the faults of a session's states."""
     groups: dict[int, list[SavedSession]] = {}

@@ -19,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 
 from hvd_compress.checkpoint.resharding import Leaves
-from hvd_compress.checkpoint.saves import File, common, files_in, flaw, follows, number_of
+from hvd_compress.checkpoint.saves import File, files_in, flaw, follows, needed, number_of
 from hvd_compress.checkpoint.state_dict import Saved, from_dict, to_dict
 from hvd_compress.errors import StateError
 
@@ -199,7 +199,9 @@ def load(folder: str | os.PathLike[str], rank: int, size: int) -> list[Saved]:
         if not why:
             for skipped in flaws:
                 _LOG.warning("%s: skipped %s; resuming from save %d", folder, skipped, number)
-            return _needed(folder, number, rank, size, found)
+            return [
+                _restrict(read(File(number, one.rank, one.size).path(folder)), one) for one in needed(found, rank, size)
+            ]
         flaws.append(f"save {number} (hvd_compress-{number:06d}-*-of-{before:05d}.npz): {why}")
     if not flaws:
         raise StateError(
@@ -212,23 +214,6 @@ def load(folder: str | os.PathLike[str], rank: int, size: int) -> list[Saved]:
     )
 
 
-def _needed(folder: Path, number: int, rank: int, size: int, found: Sequence[Saved]) -> list[Saved]:
-    """Read the files of a complete save that a rank needs, limited to sessions that all ranks have.
-
-    Args:
-        folder: The folder.
-        number: Number of the save.
-        rank: This rank.
-        size: Current world size.
-        found: All files, without their arrays.
-    """
-    names = common(found)
-    again = len(found) == size
-    needed: list[Saved] = []
-    for header in found:
-        own = not again or header.rank == rank
-        if own or header.carried:
-            file = read(File(number, header.rank, header.size).path(folder))
-            sessions = {name: session for name, session in file.sessions.items() if own and name in names}
-            needed.append(file._replace(sessions=sessions))
-    return needed
+def _restrict(saved: Saved, header: Saved) -> Saved:
+    """Limit a state to the sessions of its header."""
+    return saved._replace(sessions={name: saved.sessions[name] for name in header.sessions})

@@ -22,5 +22,6 @@ except ImportError as error:
 del torch
 
 from hvd_compress.distributed.compression import Compression, DistributedCompressor, hook  # noqa: E402
+from hvd_compress.distributed.full_state import FullState  # noqa: E402
 
-__all__ = ["Compression", "DistributedCompressor", "hook"]
+__all__ = ["Compression", "DistributedCompressor", "FullState", "hook"]

@@ -3,6 +3,7 @@
 # No postponed annotations: DistributedDataParallel compares those of a hook.
 
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
@@ -18,9 +19,9 @@ from hvd_compress.checkpoint import agreement
 from hvd_compress.core.collectives import AllReduce, World
 from hvd_compress.distributed.transport import GroupTransport
 from hvd_compress.distributed.votes import GroupVotes
-from hvd_compress.errors import SpecError, UnsupportedError
+from hvd_compress.errors import SpecError, StateError, UnsupportedError
 from hvd_compress.torch.buckets import Member, facts_of
-from hvd_compress.torch.compressor import ReducingCompressor, Session
+from hvd_compress.torch.compressor import ReducingCompressor, Session, parse
 from hvd_compress.torch.handshake import Handshake, place_of
 from hvd_compress.torch.passthrough import Passthrough
 from hvd_compress.torch.reducer import Reducer, Ticket
@@ -177,6 +178,25 @@ class DistributedCompressor(ReducingCompressor):
                 " skip_all_reduce_unused_params=False"
             )
         return Registered(self, model, 1.0 if op == "sum" else 1.0 / model.process_group.size())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the state of this rank; see `ReducingCompressor.load_state_dict`.
+
+        Args:
+            state: State from `state_dict` on the same rank.
+
+        Raises:
+            StateError: Also if it was saved on another rank.
+        """
+        saved, world = parse(state), self._world()
+        if saved.size > 1 and (saved.rank, saved.size) != (world.rank, world.size):
+            raise StateError(
+                f"this state was saved on rank {saved.rank} of {saved.size} and cannot be loaded on rank {world.rank}"
+                f" of {world.size}, as each rank has its own residual: load the state of the same rank; in a checkpoint"
+                " that all ranks share, as those of torch.distributed.checkpoint, Lightning and Accelerate, save and"
+                " load FullState(compression) instead of the compression"
+            )
+        self._load([saved])
 
     def reduce(self, registered: Registered, bucket: GradBucket) -> Future[Tensor]:
         """Compress a bucket of a model's gradients; called by `hook`."""

@@ -125,7 +125,7 @@ class ReducingCompressor(Saving, Made):
             StateError: If it is not a saved state, or belongs to another method, rank, world size or model. Nothing is
                 changed.
         """
-        self._load([from_dict(state, lambda leaf: leaf.cpu().numpy() if isinstance(leaf, Tensor) else leaf)])
+        self._load([parse(state)])
 
     def _saved(self) -> Saved:
         sessions = {one.label: one.saved() for one in self._sessions() if one.begun}
@@ -144,3 +144,12 @@ class ReducingCompressor(Saving, Made):
         """Restore the loaded state of a reducer, if any, and return the reducer."""
         self._loaded.give({reducer.label: reducer})
         return reducer
+
+
+def parse(state: Any) -> Saved:
+    """Undo `ReducingCompressor.state_dict`.
+
+    Raises:
+        StateError: If it is not a saved state, or damaged.
+    """
+    return from_dict(state, lambda leaf: leaf.cpu().numpy() if isinstance(leaf, Tensor) else leaf)

@@ -11,8 +11,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import horovod.torch as hvd
 import numpy as np
 import torch
+import torch.distributed as dist
 from docs.documents import blocks, expecting, starts_a_job
 
+import hvd_compress.distributed
 from hvd_compress.torch import Compression
 
 
@@ -22,10 +24,22 @@ def expect(value: object, written: str) -> None:
     assert shown == written, f"{shown} is not {written}"
 
 
+def of_ddp() -> dict[str, object]:
+    """Return the names of a training with DistributedDataParallel, after its first step."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    compression = hvd_compress.distributed.Compression.topk(ratio=0.1).register(model)
+    model(torch.ones(4, 64)).square().mean().backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.step()
+    return {"model": model, "compression": compression, "optimizer": optimizer}
+
+
 def main(folder: str) -> None:
     """Give each block the names of a training, and those that earlier blocks of its document have defined."""
     hvd.init()
     os.chdir(folder)
+    place = hvd.broadcast_object(f"{folder}/group")
+    dist.init_process_group("gloo", init_method=f"file://{place}", rank=hvd.rank(), world_size=hvd.size())
     torch.manual_seed(hvd.rank())
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))
     compression = Compression.topk(ratio=0.1, merge=1)
@@ -47,9 +61,12 @@ def main(folder: str) -> None:
             loss.backward()
             optimizer.step()
         scope["loss"] = loss
+        if "hvd_compress.distributed" in block.text:
+            scope = {**scope, **of_ddp()}
         exec(compile(expecting(block.text), str(block), "exec"), scope)
         hvd.allreduce(torch.zeros(1), name=str(block))  # wait until all ranks have saved
         print(f"{block} ran on rank {hvd.rank()}", flush=True)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from docs.documents import ROOT
 pytestmark = pytest.mark.jobs
 
 MODULES = [""] + [
-    f".{name}" for name in ("torch", "tensorflow", "keras", "mpi", "lab", "pipeline.torch", "pipeline.tensorflow")
+    f".{name}"
+    for name in ("torch", "distributed", "tensorflow", "keras", "mpi", "lab", "pipeline.torch", "pipeline.tensorflow")
 ]
 
 

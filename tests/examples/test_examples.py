@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from compare.files import write_images, write_text
-from launching import horovodrun, run
+from launching import horovodrun, run, torchrun
 from PIL import Image
 
 pytestmark = pytest.mark.jobs
@@ -51,10 +51,38 @@ def test_digits(framework: str) -> None:
 
 def test_ddp_digits() -> None:
     """Without Horovod: under torchrun."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", example("pytorch/ddp_digits.py")]
-    found = run([*command, "--epochs", "3"], timeout=120)
+    found = torchrun(2, example("pytorch/ddp_digits.py"), "--epochs", "3")
     assert figures(found.stdout, "accuracy")[-1] > 0.8
     assert figures(found.stdout, "ratio")[-1] > 5
+
+
+RECIPES = ["lightning", "accelerate"]
+PLAIN = str(Path(__file__).with_name("plain.py"))
+
+
+def losses(*arguments: str | Path) -> list[float]:
+    """Return the loss that a job of two ranks prints at its end."""
+    return figures(torchrun(2, *arguments, "--epochs", "2").stdout, "loss")
+
+
+@pytest.mark.parametrize("settings", [("lightning",), ("accelerate", "--mixed-precision=bf16")], ids=RECIPES)
+def test_recipes_train_as_without_compression(settings: list[str]) -> None:
+    """With a method that loses nothing, and two batches a step."""
+    framework, *others = settings
+    program = [example(f"pytorch/{framework}_digits.py"), "--accumulate=2", *others]
+    (plain,) = losses(PLAIN, *program)
+    for spec in ("none", "topk:ratio=1"):
+        assert losses(*program, f"--compression={spec}") == pytest.approx([plain], abs=1e-4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("framework", RECIPES)
+def test_recipes_go_on_where_they_ended(framework: str, tmp_path: Path) -> None:
+    """With the same loss, so with the residuals of each rank."""
+    program = [example(f"pytorch/{framework}_digits.py"), "--compression=topk:ratio=0.01"]
+    checkpoints = ["--checkpoints", str(tmp_path)]
+    torchrun(2, *program, *checkpoints, "--epochs", "1")
+    assert losses(*program, *checkpoints) == losses(*program)
 
 
 @pytest.mark.long

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.torch
-from hvd_compress.distributed import Compression, DistributedCompressor, hook
-from hvd_compress.errors import DisagreementError, SpecError, UnsupportedError
+from hvd_compress.distributed import Compression, DistributedCompressor, FullState, hook
+from hvd_compress.errors import DisagreementError, SpecError, StateError, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -312,6 +312,25 @@ def test_a_state_that_one_rank_alone_restores_is_an_error_on_all() -> None:
         compression.load_state_dict(state)
     with pytest.raises(DisagreementError, match="restored state"):
         loss_of(wrapped, 2).backward()  # type: ignore[no-untyped-call]
+
+
+def test_the_state_of_all_ranks_is_the_same_on_all_and_must_fit() -> None:
+    wrapped = DistributedDataParallel(make_model())
+    compression = Compression.topk(ratio=0.5, min_size=0, merge=2).register(wrapped)
+    loss_of(wrapped, 0).backward()  # type: ignore[no-untyped-call]
+    full = FullState(compression)
+    state = full.state_dict()
+    for one in everyone(state):
+        for mine, theirs in zip(state["ranks"], one["ranks"], strict=True):
+            assert_same_states(mine, theirs)
+    full.load_state_dict(state)
+    other = FullState(Compression.fp16()).state_dict()
+    for wrong, message in (({}, "not the state of all"), (other, "'fp16'"), ({"ranks": state["ranks"][1:]}, "missing")):
+        with pytest.raises(StateError, match=message):
+            full.load_state_dict(wrong)
+    with pytest.raises(StateError, match="as each rank has its own residual"):
+        compression.load_state_dict(state["ranks"][hvd.rank() - 1])
+    loss_of(wrapped, 1).backward()  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize(
