@@ -56,7 +56,8 @@ def loss(text: Tensor, begins: Tensor) -> Tensor:
 generator = torch.Generator().manual_seed(1000 * args.seed + dist.get_rank())
 for step in range(1, args.steps + 1):
     optimizer.zero_grad()
-    loss(train, torch.randint(len(train) - args.length, (args.batch,), generator=generator)).backward()
+    begins = torch.randint(len(train) - args.length, (args.batch,), generator=generator)
+    torch.autograd.backward(loss(train, begins))
     optimizer.step()
     if step % 100 == 0 or step == args.steps:
         with torch.no_grad():

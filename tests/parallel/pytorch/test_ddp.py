@@ -429,7 +429,7 @@ def test_other_models_and_operations_are_refused() -> None:
 
 
 def test_a_step_without_its_last_bucket_is_refused() -> None:
-    options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
+    options: dict[str, Any] = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
     with pytest.raises(UnsupportedError, match="skip_all_reduce_unused_params=False"):
         Compression.topk(ratio=0.1).register(DistributedDataParallel(Unused(), **options))
     plain, ours = train(None, model=seeded(Unused), **options), train("none", model=seeded(Unused), **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from worlds import bucket_of
 
 from hvd_compress.core.lockstep import lockstep
-from hvd_compress.distributed import Compression, DistributedCompressor
+from hvd_compress.distributed import Compression, DistributedCompressor, FullState
 from hvd_compress.errors import DisagreementError, SpecError, StateError, UnsupportedError
 from hvd_compress.methods.base import ReduceScattered
 from hvd_compress.ops.torch_devices import torch_ops
@@ -223,12 +224,15 @@ def test_resumes_bit_for_bit(spec: str, early: bool, tmp_path: Path) -> None:
 def test_residuals_of_another_number_of_ranks_are_refused() -> None:
     job = Job(FEEDBACK).run(range(2))
     assert job.compression is not None
-    state = job.compression.state_dict()
-    state["size"] += 1
-    for session in state["sessions"].values():
-        session["size"] += 1
+    states = FullState(job.compression).state_dict()
+    *_, last = states["ranks"]
+    more = tuple(copy.deepcopy(state) for state in (*states["ranks"], last))
+    for rank, state in enumerate(more):
+        for part in (state, *state["sessions"].values()):
+            part["rank"], part["size"] = rank, SIZE + 1
     with pytest.raises(StateError, match=f"saved on {SIZE + 1} ranks"):
-        job.compression.load_state_dict(state)
+        FullState(job.compression).load_state_dict({"ranks": more})
+    FullState(job.compression).load_state_dict(states)
 
 
 def test_a_loss_scale_is_followed() -> None:
