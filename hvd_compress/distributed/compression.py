@@ -4,7 +4,7 @@
 
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 import torch
 import torch.distributed as dist
@@ -102,6 +102,12 @@ class DistributedCompressor(ReducingCompressor):
         super().__init__(method, merge, Registry(lambda model: False, _CURE), _CURE)
         self._passthrough = Passthrough(method.core, self._meter)
         self._all_sharded: list[ShardedReducer] = []
+
+    if not TYPE_CHECKING:  # which knows all attributes
+
+        def __getattr__(self, name: str) -> NoReturn:
+            cure = "; for hvd.DistributedOptimizer, import Compression from hvd_compress.torch"
+            raise AttributeError(f"{self!r} has no attribute {name!r}{cure if name.endswith('compress') else ''}")
 
     def register(self, model: nn.Module, op: str = "mean", replicas: dist.ProcessGroup | None = None) -> Self:
         """Compress the gradients of a model from its next backward pass on.

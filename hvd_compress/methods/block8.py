@@ -42,6 +42,7 @@ class Block8(Quantised):
     )
     compared = ("block8", "block8:block=32")
     claim = "4x less communication, together with other techniques, and up to 2.16x the throughput on 384 GPUs"
+    collective = "alltoall + allgather, or allgather"
     serves_feedback = True
 
     block: int = 128

@@ -46,6 +46,7 @@ class FP8(Quantised):
     compared = ("fp8", "fp8:format=e5m2", "fp8:stochastic=on")
     claim = "training with tensors in FP8 is as accurate as in 16 bits, for models of up to 175B parameters"
     unbiasedness = "with stochastic=on"
+    collective = "alltoall + allgather, or allgather"
     serves_feedback = True
 
     format: str = "e4m3"
