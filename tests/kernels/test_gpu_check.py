@@ -1,0 +1,34 @@
+"""The check for GPUs, without one: it runs to its end, and claims nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.jobs
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_without_a_gpu_it_runs_and_says_what_it_did_not(tmp_path: Path) -> None:
+    results = tmp_path / "gpu.json"
+    command = [sys.executable, str(ROOT / "tools/gpu_check"), "--cpu", "--json", str(results)]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    found = {result["check"]: result for result in json.loads(results.read_text())["results"]}
+    states = {name: result["state"] for name, result in found.items()}
+    assert states.pop("kernels against the oracle") == "passed"
+    assert all(state.startswith("not run: no GPU") for state in states.values()), states
+    rows = found["steps of DistributedDataParallel"]["rows"]
+    assert {row["ranks"] for row in rows} == {1, 2} and len(rows) == 14
+    assert all(row["ms"] is None for row in rows)
+    assert " passed" in found["kernels against the oracle"]["rows"][0]["pytest"]
+
+
+def test_without_a_gpu_it_needs_to_be_told() -> None:
+    ran = subprocess.run([sys.executable, str(ROOT / "tools/gpu_check")], capture_output=True, text=True)
+    assert ran.returncode == 2 and "pass --cpu" in ran.stderr

@@ -1,0 +1,93 @@
+"""All checks by name."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from gpu_check import kernels, steps
+
+CASES = Path(__file__).resolve().parents[2] / "tests/kernels/cuda"
+NO_GPU = "not run: no GPU"
+
+
+class Found(NamedTuple):
+    """Result of a check.
+
+    Attributes:
+        state: ``"passed"``, ``"measured"``, or ``"failed: ..."`` or ``"not run: ..."`` with the reason.
+        rows: Measurements.
+    """
+
+    state: str
+    rows: list[dict[str, Any]] = []  # noqa: RUF012
+
+
+def oracle(cpu: bool) -> Found:
+    """Compare every kernel with the oracle, by the tests of the package."""
+    files = [str(CASES / "arrays.py")] if cpu else [str(CASES / "arrays.py"), str(CASES / "codes.py")]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=CASES.parents[1], env=_environment(cpu))
+    last = (ran.stdout.strip().splitlines() or [ran.stderr[-300:]])[-1]
+    return Found("passed" if ran.returncode == 0 else "failed: see the last line", [{"pytest": last}])
+
+
+def speed(cpu: bool) -> Found:
+    """Time each kernel in units of a copy on the device."""
+    return Found("not run: no GPU, kernels were interpreted" if cpu else "measured", kernels.measure(cpu))
+
+
+def training(cpu: bool) -> Found:
+    """Time whole steps through `torch.distributed`."""
+    rows = [row for backend, ranks in _jobs(cpu) for row in steps.measure(backend, ranks, cpu)]
+    failed = [row for row in rows if "error" in row]
+    state = "not run: no GPU, steps were made on the CPU" if cpu else "measured"
+    return Found("failed: a step raised an error" if failed else state, rows)
+
+
+def _jobs(cpu: bool) -> list[tuple[str, int]]:
+    return [("gloo", 1), ("gloo", 2)] if cpu else [("nccl", 1), ("gloo", 2), ("gloo", 4)]
+
+
+def races(cpu: bool) -> Found:
+    """Encode and decode on several streams at a time: the bits must be those of one stream."""
+    if cpu:
+        return Found(NO_GPU)
+    wrong = kernels.races()
+    return Found(f"failed: {wrong} results differ" if wrong else "passed")
+
+
+def sanitizer(cpu: bool) -> Found:
+    """Run some kernels under compute-sanitizer."""
+    if cpu:
+        return Found(NO_GPU)
+    if not (program := shutil.which("compute-sanitizer")):
+        return Found("not run: compute-sanitizer is not installed")
+    command = [program, "--error-exitcode=1", sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += [str(CASES / "codes.py"), "-k", "special"]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=CASES.parents[1], env=_environment(cpu))
+    lines = [line for line in ran.stdout.splitlines() if "ERROR SUMMARY" in line]
+    return Found("passed" if ran.returncode == 0 else "failed: errors in memory", [{"summary": " ".join(lines)}])
+
+
+def _environment(cpu: bool) -> dict[str, str]:
+    root = CASES.parents[2]
+    return os.environ | {"PYTHONPATH": f"{root}:{root / 'tests'}", "TRITON_INTERPRET": str(int(cpu))}
+
+
+CHECKS: dict[str, Callable[[bool], Found]] = {
+    "kernels against the oracle": oracle,
+    "time of kernels, in copies": speed,
+    "steps of DistributedDataParallel": training,
+    "several streams": races,
+    "compute-sanitizer": sanitizer,
+}
+
+torch.manual_seed(0)
