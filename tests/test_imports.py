@@ -129,10 +129,12 @@ KNOWN = {
     "tools.bench.distributed.fsdp_worker": TORCH,
     "tools.bench.distributed.keras_worker": KERAS,
     "tools.compare.torch_worker": TORCH,
+    "tools.compare.ddp_worker": TORCH,
     "tools.compare.keras_worker": KERAS,
     "tools.doctor.trial": TORCH | KERAS,
     "tools.ranks.torch": TORCH,
     "tools.ranks.keras": KERAS,
+    "tools.ranks.process_group": TORCH,
     # Loaded only where they are asked for.
     "tools.bench.digits": {"torch"},
     "tools.bench.local.graph": {"tensorflow"},

@@ -50,7 +50,7 @@ def test_a_task_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("digit", "torch", r"unknown task 'digit' .did you mean 'digits'.*there are: digits, fashion, lm"),
         ("lm", "keras", "the task 'lm' is not there in keras, but in torch"),
-        ("digits", "jax", "framework='jax' is not allowed: framework must be torch or keras"),
+        ("digits", "jax", "framework='jax' is not allowed: framework must be one of torch, keras, ddp"),
     ],
 )
 def test_tasks_that_there_are_not(name: str, framework: str, message: str) -> None:

@@ -12,14 +12,14 @@ from rich.markup import escape
 
 from hvd_compress.errors import SpecError
 from hvd_compress.spec import parse
-from hvd_compress.tools.bench.distributed.command import By, Hosts, Ranks, Rate, Trains, read_merges
+from hvd_compress.tools.bench.distributed.command import By, Hosts, Ranks, Rate, read_merges
 from hvd_compress.tools.bench.jobs import read_where
 from hvd_compress.tools.cluster import Cluster
 from hvd_compress.tools.compare.comparison import Course
 from hvd_compress.tools.compare.progress import Bars
 from hvd_compress.tools.compare.report import page, tables
 from hvd_compress.tools.compare.report.wording import words
-from hvd_compress.tools.compare.request import Request
+from hvd_compress.tools.compare.request import Framework, Request
 from hvd_compress.tools.compare.results import HOROVODS, Comparison
 from hvd_compress.tools.compare.store import Store
 from hvd_compress.tools.compare.tasks import TASKS, find
@@ -53,7 +53,9 @@ def compare(
     ranks: Ranks = 2,
     controller: By = "gloo",
     on: Annotated[str, typer.Option(metavar="h1:4,h2:4", help="Other machines, as horovodrun -H takes them.")] = "",
-    framework: Trains = "torch",
+    framework: Annotated[
+        Framework, typer.Option(help="The framework; ddp is PyTorch with DistributedDataParallel instead of Horovod.")
+    ] = "torch",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each method.")] = 3,
     target: Annotated[float | None, typer.Option(help="The metric to reach; by default the task's own.")] = None,
     budget: Annotated[str, typer.Option(help="Time limit of each training: 90s, 10m, 1h.")] = "10m",

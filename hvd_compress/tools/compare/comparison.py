@@ -19,7 +19,7 @@ from hvd_compress.tools.compare.request import Request
 from hvd_compress.tools.compare.results import HOROVODS, Comparison, Failure, outcome_of
 from hvd_compress.tools.compare.store import Store
 
-WORKERS = {"torch": "hvd_compress.tools.compare.torch_worker", "keras": "hvd_compress.tools.compare.keras_worker"}
+WORKERS = {name: f"hvd_compress.tools.compare.{name}_worker" for name in ("torch", "keras", "ddp")}
 
 MEASURED_STEPS = 50
 """Steps of the training that measures the error of a method's sums."""

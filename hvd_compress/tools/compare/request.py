@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from hvd_compress.bucketing import Merge
-from hvd_compress.tools.bench.jobs import Framework, Where
+from hvd_compress.tools.bench.jobs import Where
 from hvd_compress.tools.compare.job import Job
+
+Framework = Literal["torch", "keras", "ddp"]
+"""What trains; ``ddp`` is PyTorch with DistributedDataParallel instead of Horovod."""
 
 
 class Request(NamedTuple):

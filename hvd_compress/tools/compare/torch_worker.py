@@ -20,6 +20,8 @@ from hvd_compress.torch import Compression
 
 
 class TorchTrainer(TorchRank):
+    compression: Any
+
     def build(self, make: Callable[[Setting], Training], setting: Setting) -> Training:
         torch.manual_seed(setting.seed)
         self._training = make(setting)
@@ -34,16 +36,20 @@ class TorchTrainer(TorchRank):
         self._clip()
         self._plain.step()
 
-    def distribute(self, spec: str, job: Job) -> None:
+    def restart(self) -> None:
+        """Undo the steps made alone, and give all ranks the same weights."""
         model = self._training.model
         model.load_state_dict(self._before[0])
         self._plain.load_state_dict(self._before[1])
         torch.manual_seed(self._seed)
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
+    def distribute(self, spec: str, job: Job) -> None:
+        self.restart()
         self.compression = Compression.parse(spec, **merged(spec, job))
         with _even_alone():
             self._optimizer = hvd.DistributedOptimizer(
-                self._plain, named_parameters=model.named_parameters(), compression=self.compression
+                self._plain, named_parameters=self._training.model.named_parameters(), compression=self.compression
             )
 
     def step(self, batch: Any) -> float:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import horovod.torch as hvd
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore  # as torch.distributed exports it, but with a type
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,6 +16,7 @@ from hvd_compress.stats import Stats
 from hvd_compress.tools.bench.distributed.measuring import measure
 from hvd_compress.tools.bench.distributed.task import Entry, Task
 from hvd_compress.tools.bench.distributed.torch_worker import RATE, Tensor, TorchBench, TorchSubject
+from hvd_compress.tools.ranks import process_group
 
 RANK = 4
 """The rank of PyTorch's PowerSGD."""
@@ -58,13 +54,7 @@ class DDPSubject(TorchSubject):
 class DDPBench(TorchBench):
     def __init__(self) -> None:
         super().__init__()
-        if interface := os.environ.get("HOROVOD_GLOO_IFACE"):
-            os.environ["GLOO_SOCKET_IFNAME"] = interface
-        host = socket.gethostbyname(os.environ.get("HOROVOD_HOSTNAME", "localhost"))
-        store = TCPStore(host, 0, is_master=True, wait_for_workers=False) if self.rank == 0 else None
-        host, port = hvd.broadcast_object((host, store.port if store else 0))
-        store = store or TCPStore(host, port)
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.size)
+        process_group.begin()
 
     def make(self, entry: Entry, what: str, model: str) -> TorchSubject:
         if entry.driver != "ddp":

@@ -29,7 +29,9 @@ _PLACES = {
 }
 """Where the builder of a task is in this package, by framework."""
 
-_EXTRAS = {"torch": "torch", "keras": "tensorflow"}
+_PLACES["ddp"] = _PLACES["torch"]
+
+_EXTRAS = {"torch": "torch", "keras": "tensorflow", "ddp": "torch"}
 
 
 def find(name: str, framework: str) -> Builder:
@@ -37,14 +39,14 @@ def find(name: str, framework: str) -> Builder:
 
     Args:
         name: One of `TASKS`, or ``module:function``; the module is looked for in the working directory first.
-        framework: ``"torch"`` or ``"keras"``.
+        framework: ``"torch"``, ``"keras"`` or ``"ddp"``.
 
     Raises:
         SpecError: If there is no such task, or none in this framework.
         MissingPackageError: If the framework is not installed.
     """
     if framework not in _PLACES:
-        raise SpecError(f"framework={framework!r} is not allowed: framework must be {' or '.join(_PLACES)}")
+        raise SpecError(f"framework={framework!r} is not allowed: framework must be one of {', '.join(_PLACES)}")
     if ":" in name:
         return _of_user(name)
     if name not in TASKS:

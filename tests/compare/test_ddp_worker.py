@@ -1,0 +1,39 @@
+"""The worker of DistributedDataParallel on real ranks: it trains as that of Horovod does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvd_compress.tools.bench.jobs import Where, execute
+from hvd_compress.tools.compare.comparison import WORKERS
+from hvd_compress.tools.compare.job import Job
+
+pytestmark = pytest.mark.jobs
+
+
+def run(worker: str, spec: str, folder: Path, ranks: int = 2) -> dict[str, Any]:
+    """The outcome of a training."""
+    log = folder / f"{worker}-{spec[:4]}-{ranks}"
+    log.touch()
+    job = Job("tiny:build", spec, seed=3, log=str(log))
+    execute(["-m", WORKERS[worker], job.to_json()], Where(0, "unlimited", ranks, "gloo"), lambda: None, 200)
+    found: dict[str, Any] = json.loads(log.read_text().splitlines()[-1])["outcome"]
+    return found
+
+
+@pytest.mark.parametrize("spec", ["none", "topk:ratio=0.05,min_size=0"])
+def test_it_trains_as_with_horovod(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parent)
+    horovod, ddp = run("torch", spec, tmp_path), run("ddp", spec, tmp_path)
+    assert [one[2] for one in ddp["curve"]] == pytest.approx([one[2] for one in horovod["curve"]], abs=0.01)
+    assert ddp["ranks_equal"] and ddp["gradient_bytes"] == horovod["gradient_bytes"]
+    assert 0 < ddp["payload"] <= horovod["payload"]
+
+
+def test_a_rank_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parent)
+    assert not run("ddp", "topk:ratio=0.05", tmp_path, ranks=1)["diverged"]
