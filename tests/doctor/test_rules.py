@@ -10,6 +10,7 @@ from hvd_compress.tools.doctor.facts import Facts, Framework
 from hvd_compress.tools.doctor.rules import Finding, first_line, judge, usable
 
 BOTH, ONLY_TORCH, ONLY_TENSORFLOW, NEITHER = ["torch", "tensorflow"], ["torch"], ["tensorflow"], list[str]()
+DDP = TORCH._replace(backends=("gloo", "nccl"))
 UNBUILT = "ImportError: Extension horovod.torch has not been built: /env/mpi_lib.so not found\nIf this is not expected"
 SYMBOL = "HorovodVersionMismatchError: Framework pytorch installed with version 2.12.0 but found version 2.13.0+cpu."
 CUDA = ("gloo", "mpi", "cuda")
@@ -28,6 +29,8 @@ CASES: list[tuple[Facts, str, str, str, str, list[str]]] = [
     (machine(python="3.12.1"), "warning", "Python", "tested with Python 3.11", "--run", BOTH),
     # Horovod
     (machine(horovod=None), "fault", "Horovod", "not installed", "HOROVOD_WITH_PYTORCH=1", NEITHER),
+    (machine(DDP, horovod=None), "note", "Horovod", "there are hvd_compress.distributed", "", ["ddp"]),
+    (machine(DDP), "ok", "torch.distributed", "Gloo, NCCL; for DistributedDataParallel", "", [*BOTH, "ddp"]),
     (machine(horovod="0.28.0"), "ok", "Horovod", "0.28.0", "", BOTH),
     (machine(horovod="0.27.0"), "warning", "Horovod", "calling frames are read", "horovod==0.28.1", BOTH),
     (machine(horovod="0.29.0"), "warning", "Horovod", "calling frames are read", "horovod==0.28.1", BOTH),

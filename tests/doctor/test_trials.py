@@ -41,7 +41,7 @@ def test_a_failure_is_told_by_the_rank_that_failed(output: str) -> None:
 
 def test_other_failures_are_told_by_what_there_is() -> None:
     assert read("torch", "mpi", 1, "one\n\ntwo\n").message == "one\ntwo"
-    assert read("torch", "mpi", 3, "").message == "horovodrun ended with status 3"
+    assert read("torch", "mpi", 3, "").message == "the job ended with status 3"
     assert not read("torch", "mpi", 0, "all is well").works
     assert not read("torch", "mpi", 1, f'[1,0]<stdout>:{MARK}{{"ranks": 2, "controller": "MPI"}}').works
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from hvd_compress.tools.doctor.cures import Cure
-from hvd_compress.tools.doctor.facts import FRAMEWORKS, Facts, collect
+from hvd_compress.tools.doctor.facts import TITLES, Facts, collect
 from hvd_compress.tools.doctor.rules import Finding, judge, usable
 from hvd_compress.tools.doctor.trials import Trial, attempt, findings, jobs
 from hvd_compress.tools.tables import plain
@@ -52,9 +52,10 @@ def working(facts: Facts, done: list[Trial], run: bool) -> list[str]:
 
 
 def verdict(works: list[str], run: bool) -> str:
-    titles = " and ".join(FRAMEWORKS[name] for name in works)
     if not works:
         return "[bold red]Compression cannot work here yet.[/]"
+    *others, last = (TITLES[name] for name in works)
+    titles = f"{', '.join(others)} and {last}" if others else last
     if run:
         return f"[bold green]Compression works here, with {titles}.[/]"
     return f"[bold green]Compression can work here, with {titles}.[/] To try it out: hvd-compress doctor --run"

@@ -22,6 +22,9 @@ from hvd_compress.tools.doctor.probe import MARK
 
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
 
+TITLES = FRAMEWORKS | {"ddp": "DistributedDataParallel"}
+"""Names of what can work here, with Horovod or without it."""
+
 _PATIENCE = 600
 """Seconds for the imports of a framework and its adapter: disks are cold, and kernels may be compiled."""
 
@@ -40,11 +43,12 @@ class Framework(NamedTuple):
     keras: str | None = None  # The version of TensorFlow's Keras
     built: Sequence[str] = ()  # Horovod's parts: ``"gloo"``, ``"mpi"``, ``"nccl"``, ``"cuda"``, ``"rocm"``
     gpus: int = 0  # GPUs that the framework sees
+    backends: Sequence[str] = ()  # Those of torch.distributed
     unknown: Sequence[str] = ()  # Names that the adapter reads in Horovod's frames and does not find
 
     @property
     def title(self) -> str:
-        return FRAMEWORKS[self.name]
+        return TITLES[self.name]
 
 
 class Facts(NamedTuple):

@@ -44,7 +44,9 @@ def mpi4py() -> Iterator[dict[str, Any]]:
 
 
 def _torch(torch: Any) -> dict[str, Any]:
-    return {"gpus": torch.cuda.device_count()}  # ROCm's devices go by that name, too
+    distributed = importlib.import_module("torch.distributed")
+    backends = [name for name in ("gloo", "nccl", "mpi") if distributed.is_backend_available(name)]
+    return {"gpus": torch.cuda.device_count(), "backends": backends}  # ROCm's devices go by that name, too
 
 
 def _tensorflow(tf: Any) -> dict[str, Any]:

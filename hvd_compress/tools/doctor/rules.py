@@ -28,8 +28,14 @@ def judge(facts: Facts) -> list[Finding]:
 
 
 def usable(facts: Facts) -> list[str]:
-    """Return the frameworks with which compression can work here."""
-    return [framework.name for framework in facts.frameworks if facts.horovod and _usable(framework)]
+    """Return the frameworks with which compression can work here; ``"ddp"`` is PyTorch without Horovod."""
+    by_horovod = [framework.name for framework in facts.frameworks if facts.horovod and _usable(framework)]
+    return [*by_horovod, *(["ddp"] if _backends(facts) else [])]
+
+
+def _backends(facts: Facts) -> list[str]:
+    """Return the backends of `torch.distributed`."""
+    return [name for one in facts.frameworks if one.stage != "framework" for name in one.backends]
 
 
 def _usable(framework: Framework) -> bool:
@@ -48,9 +54,11 @@ def python(facts: Facts) -> Iterator[Finding]:
 
 def horovod(facts: Facts) -> Iterator[Finding]:
     if facts.horovod is None:
-        yield Finding(
-            "fault", "Horovod", "not installed; without it there are LocalWorld and hvd_compress.mpi", build(facts)
-        )
+        others = "LocalWorld and hvd_compress.mpi"
+        if _backends(facts):
+            yield Finding("note", "Horovod", f"not installed; without it there are hvd_compress.distributed, {others}")
+        else:
+            yield Finding("fault", "Horovod", f"not installed; without it there are {others}", build(facts))
     elif number(facts.horovod) == number(TESTED["horovod"]):
         yield Finding("ok", "Horovod", facts.horovod)
     else:
@@ -59,6 +67,12 @@ def horovod(facts: Facts) -> Iterator[Finding]:
         )
         cure = Cure(f"try it with --run; if that fails, install Horovod {TESTED['horovod']}: {build(facts).text}")
         yield Finding("warning", "Horovod", found, cure._replace(command=build(facts).command))
+
+
+def distributed(facts: Facts) -> Iterator[Finding]:
+    if found := _backends(facts):
+        names = ", ".join(PARTS[name] for name in found)
+        yield Finding("ok", "torch.distributed", f"{names}; for DistributedDataParallel and FSDP2")
 
 
 def frameworks(facts: Facts) -> Iterator[Finding]:
@@ -211,4 +225,4 @@ def first_line(text: str) -> str:
     return line if len(line) <= 300 else f"{line[:300]} ..."
 
 
-RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (python, horovod, frameworks, launcher, mpi)
+RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (python, horovod, distributed, frameworks, launcher, mpi)

@@ -37,6 +37,24 @@ def torch() -> Any:
     return hvd
 
 
+def ddp() -> Any:
+    """Make a step of DistributedDataParallel."""
+    import torch
+    import torch.distributed as dist
+
+    from hvd_compress.distributed import Compression
+
+    dist.init_process_group("gloo")
+    model = torch.nn.Linear(len(COLUMN), 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    Compression.topk(ratio=0.5, min_size=0, vectors=True).register(wrapped)
+    wrapped(torch.from_numpy(COLUMN.T) * (dist.get_rank() + 1)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+    check("DistributedDataParallel", model.weight.detach().numpy().T, dist.get_world_size())
+    return dist
+
+
 def tensorflow() -> Any:
     """Make a step of hvd.DistributedGradientTape, and one of fit."""
     import horovod.tensorflow as hvd
@@ -78,14 +96,17 @@ def check(what: str, weight: Any, size: int) -> None:
         raise SystemExit(f"{what}: {wrong} of {expected.size} coordinates are not the mean of the ranks' gradients")
 
 
-PROGRAMS: dict[str, Callable[[], Any]] = {"torch": torch, "tensorflow": tensorflow}
+PROGRAMS: dict[str, Callable[[], Any]] = {"torch": torch, "tensorflow": tensorflow, "ddp": ddp}
 
 
 def main(framework: str) -> None:
     """Make the step; rank 0 says how it went."""
-    hvd = PROGRAMS[framework]()
-    if hvd.rank() == 0:
-        print(f"{MARK}{json.dumps({'ranks': hvd.size(), 'controller': ' '.join(_enabled(hvd))})}", flush=True)
+    library = PROGRAMS[framework]()
+    by_ddp = framework == "ddp"
+    rank, size = (library.get_rank(), library.get_world_size()) if by_ddp else (library.rank(), library.size())
+    if rank == 0:
+        controller = "Gloo" if by_ddp else " ".join(_enabled(library))
+        print(f"{MARK}{json.dumps({'ranks': size, 'controller': controller})}", flush=True)
 
 
 def _enabled(hvd: Any) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from hvd_compress.tools.cluster.job import Process, follow
 from hvd_compress.tools.doctor.cures import OPEN_MPI_5, Cure
-from hvd_compress.tools.doctor.facts import Facts, Framework, environment, search_path
+from hvd_compress.tools.doctor.facts import TITLES, Facts, Framework, environment, search_path
 from hvd_compress.tools.doctor.rules import Finding, needs_binding, usable
 from hvd_compress.tools.doctor.trial import MARK
 
@@ -41,13 +41,17 @@ def jobs(facts: Facts) -> list[tuple[Framework, str]]:
     """Return what can be tried: usable frameworks, with the controllers that Horovod has and that can be started."""
     able = [framework for framework in facts.frameworks if framework.name in usable(facts) and facts.horovodrun]
     controllers = ("gloo", "mpi") if facts.mpirun else ("gloo",)
-    return [(framework, name) for framework in able for name in controllers if name in framework.built]
+    found = [(framework, name) for framework in able for name in controllers if name in framework.built]
+    return [*found, *([(Framework("ddp"), "gloo")] if "ddp" in usable(facts) else [])]
 
 
 def command(facts: Facts, framework: str, controller: str) -> list[str]:
+    program = ["-m", "hvd_compress.tools.doctor.trial", framework]
+    if framework == "ddp":
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *program]
     binding = [OPEN_MPI_5] if controller == "mpi" and needs_binding(facts) else []
     start = [str(facts.horovodrun), f"--{controller}", *binding, "-np", "2", "-H", "localhost:2"]
-    return [*start, sys.executable, "-m", "hvd_compress.tools.doctor.trial", framework]
+    return [*start, sys.executable, *program]
 
 
 def attempt(facts: Facts, framework: str, controller: str, timeout: float) -> Trial:
@@ -64,15 +68,14 @@ def read(framework: str, controller: str, status: int, output: str) -> Trial:
     """Read the result from what a job printed."""
     _, found, said = output.partition(MARK)
     if status or not found:
-        return Trial(framework, controller, False, _tail(output) or f"horovodrun ended with status {status}")
+        return Trial(framework, controller, False, _tail(output) or f"the job ended with status {status}")
     facts: dict[str, Any] = json.loads(said.splitlines()[0])
     return Trial(framework, controller, True, f"a step on {facts['ranks']} ranks is exact ({facts['controller']})")
 
 
 def findings(facts: Facts, done: list[Trial]) -> Iterator[Finding]:
     for framework, controller, works, message in done:
-        title = next(f.title for f in facts.frameworks if f.name == framework)
-        subject = f"Run: {title}, {'MPI' if controller == 'mpi' else 'Gloo'}"
+        subject = f"Run: {TITLES[framework]}, {'MPI' if controller == 'mpi' else 'Gloo'}"
         if works:
             yield Finding("ok", subject, message)
         else:
