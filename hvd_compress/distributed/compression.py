@@ -125,7 +125,16 @@ class DistributedCompressor(ReducingCompressor):
         if isinstance(model, DistributedDataParallel):
             if replicas is not None:
                 raise UnsupportedError("replicas= is for models that fully_shard has sharded: leave it out")
-            model.register_comm_hook(self.registered(model, op), hook)
+            state = self.registered(model, op)
+            try:
+                model.register_comm_hook(state, hook)
+            except RuntimeError as error:
+                if "only be called once" not in str(error):
+                    raise
+                raise UnsupportedError(
+                    "this model has a communication hook already, and PyTorch cannot replace it: wrap the module in a"
+                    " new DistributedDataParallel to register another compression"
+                ) from error
         else:
             self._register_sharded(model, op, replicas)
         return self
