@@ -81,7 +81,7 @@ def written(value: Any) -> str:
 
 
 def numbers(name: str) -> tuple[str, str, str, str]:
-    """Return rounds, whether traffic is constant in the ranks, bytes of state per coordinate, and bits by world size."""
+    """Return rounds, whether traffic is constant in the ranks, bytes of state per coordinate, bits by world size."""
     found = cost(name)
     bits = " / ".join(f"{value:.3g}" for value in found.bits.values())
     return str(found.rounds), "yes" if found.allreduce else "no", f"{found.state_bytes:.3g}", bits

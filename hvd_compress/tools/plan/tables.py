@@ -13,7 +13,8 @@ from hvd_compress.tools.units import number, size, write_count, write_rate, writ
 
 LEGEND = (
     "Exchange: time that the collectives take; Hidden: the part of it that overlaps with the backward pass. Bytes at"
-    " the NIC: sent in a step through the network device of a host. Step = compute + encode + decode + exchange - hidden."
+    " the NIC: sent in a step through the network device of a host. Step = compute + encode + decode + exchange"
+    " - hidden."
 )
 """Meaning of the columns of `predictions`."""
 
