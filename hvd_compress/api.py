@@ -68,8 +68,13 @@ class Factory(Generic[C]):
         check_merge(merge)
         return self._make(_checked(build(self._name, **params)), merge)
 
+    def __repr__(self) -> str:
+        return f"<factory: call it as Compression.{self._name}()>"
+
     def _not_called(self, *_: Any) -> NoReturn:
-        raise SpecError(f"Compression.{self._name} is a factory: pass compression=Compression.{self._name}()")
+        raise SpecError(
+            f"Compression.{self._name} is a factory; the parentheses are missing: pass Compression.{self._name}()"
+        )
 
     compress = decompress = _not_called
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
@@ -123,7 +124,8 @@ def build(name: str, /, **params: Any) -> Router:
     """
     cls = REGISTRY.get(name)
     if cls is None:
-        raise SpecError(f"unknown method {name!r}{nearest(name, REGISTRY)}; there are: {', '.join(REGISTRY)}")
+        form = "a spec is one method, written as topk:ratio=0.01; " if re.search(r"[^\w-]", name) else ""
+        raise SpecError(f"unknown method {name!r}{nearest(name, REGISTRY)}; {form}there are: {', '.join(REGISTRY)}")
     own, options = _own_defaults(cls), _option_defaults(cls)
     values = {key: _value(name, key, value, own | options) for key, value in params.items()}
     method: Method = make(cls, name, {key: value for key, value in values.items() if key in own})

@@ -124,6 +124,16 @@ def test_a_compressor_is_pickled_as_a_new_one(method: str | Router) -> None:
     assert (new.method, new.merge, new.steps) == (old.method, "layer", 0)
 
 
+@pytest.mark.parametrize(("wanted", "other"), [("register", "torch"), ("compress", "distributed")])
+def test_a_compressor_of_the_other_adapter_says_where_to_import_from(wanted: str, other: str) -> None:
+    compressor = importlib.import_module(f"hvd_compress.{other}").Compression.topk()
+    cure = "distributed" if wanted == "register" else "torch"
+    with pytest.raises(AttributeError, match=f"{wanted}.*import Compression from hvd_compress.{cure} for"):
+        getattr(compressor, wanted)
+    with pytest.raises(AttributeError, match="no attribute 'stat'"):
+        compressor.stat  # noqa: B018
+
+
 @pytest.mark.parametrize("framework", ["torch", pytest.param("tensorflow", marks=pytest.mark.tensorflow)])
 @pytest.mark.parametrize("name", ["pickle", "cloudpickle"])
 def test_programs_may_take_compressors_with_them(framework: str, name: str) -> None:
@@ -140,5 +150,5 @@ def test_programs_may_take_compressors_with_them(framework: str, name: str) -> N
 
 def test_a_factory_that_was_not_called_says_so() -> None:
     for use in (COMPRESSION.topk.compress, COMPRESSION.topk.decompress):
-        with pytest.raises(SpecError, match=r"pass compression=Compression.topk\(\)"):
+        with pytest.raises(SpecError, match=r"parentheses are missing: pass Compression.topk\(\)"):
             use(None)

@@ -62,6 +62,8 @@ def test_warmup_is_that_of_the_dgc_paper() -> None:
     [
         ("topkk", "unknown method 'topkk' (did you mean 'topk'?)"),
         ("", "unknown method ''"),
+        ("topk(ratio=0.1)", "unknown method 'topk(ratio=0.1)'; a spec is one method, written as topk:ratio=0.01"),
+        ("topk,powersgd", "a spec is one method, written as topk:ratio=0.01"),
         ("POWERSGD", "did you mean 'powersgd'"),
         ("topk:ration=0.1", "unknown parameter 'ration' of topk (did you mean 'ratio'?)"),
         ("none:ratio=0.1", "unknown parameter 'ratio' of none; it takes: nothing"),

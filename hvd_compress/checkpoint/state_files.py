@@ -205,8 +205,8 @@ def load(folder: str | os.PathLike[str], rank: int, size: int) -> list[Saved]:
         flaws.append(f"save {number} (hvd_compress-{number:06d}-*-of-{before:05d}.npz): {why}")
     if not flaws:
         raise StateError(
-            f"the folder {folder} holds no saved state of this version: pass the folder that compression.save wrote to,"
-            " or start without loading (residuals begin at zero)"
+            f"the folder {folder} holds no saved state that this version can read: pass the folder that"
+            " compression.save wrote to, or start without loading (residuals begin at zero)"
         )
     raise StateError(
         f"no save in {folder} is complete: {'; '.join(flaws)}. Save on all ranks at the same steps into one shared"

@@ -4,7 +4,7 @@
 
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -103,12 +103,6 @@ class DistributedCompressor(ReducingCompressor):
         self._passthrough = Passthrough(method.core, self._meter)
         self._all_sharded: list[ShardedReducer] = []
 
-    if not TYPE_CHECKING:  # which knows all attributes
-
-        def __getattr__(self, name: str) -> NoReturn:
-            cure = "; for hvd.DistributedOptimizer, import Compression from hvd_compress.torch"
-            raise AttributeError(f"{self!r} has no attribute {name!r}{cure if name.endswith('compress') else ''}")
-
     def register(self, model: nn.Module, op: str = "mean", replicas: dist.ProcessGroup | None = None) -> Self:
         """Compress the gradients of a model from its next backward pass on.
 
@@ -131,7 +125,16 @@ class DistributedCompressor(ReducingCompressor):
         if isinstance(model, DistributedDataParallel):
             if replicas is not None:
                 raise UnsupportedError("replicas= is for models that fully_shard has sharded: leave it out")
-            model.register_comm_hook(self.registered(model, op), hook)
+            state = self.registered(model, op)
+            try:
+                model.register_comm_hook(state, hook)
+            except RuntimeError as error:
+                if "only be called once" not in str(error):
+                    raise
+                raise UnsupportedError(
+                    "this model has a communication hook already, and PyTorch cannot replace it: wrap the module in a"
+                    " new DistributedDataParallel to register another compression"
+                ) from error
         else:
             self._register_sharded(model, op, replicas)
         return self

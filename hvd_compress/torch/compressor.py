@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,12 @@ from hvd_compress.torch.reducer import Common, Reducer
 from hvd_compress.torch.registry import Registry
 from hvd_compress.wrappers.measure import vnmse
 from hvd_compress.wrappers.router import Router
+
+_ELSEWHERE = {
+    "register": "import Compression from hvd_compress.distributed for DistributedDataParallel and FSDP2",
+    "compress": "import Compression from hvd_compress.torch for Horovod",
+}
+"""Attributes that only the compressors of the other adapter have, with the cure."""
 
 
 class Session(Restorable, Protocol):
@@ -69,6 +75,14 @@ class ReducingCompressor(Saving, Made):
 
     def __repr__(self) -> str:
         return f"Compression.parse({to_spec(self.method)!r}, merge={self.merge!r})"
+
+    if not TYPE_CHECKING:  # mypy would take any attribute for known
+
+        def __getattr__(self, name: str) -> NoReturn:
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in _ELSEWHERE:
+                raise AttributeError(f"{message}: {_ELSEWHERE[name]}")
+            raise AttributeError(message, name=name, obj=self)
 
     def follow(self, scaler: Any) -> None:
         """Keep residuals in unscaled units while a loss scaler changes its scale.

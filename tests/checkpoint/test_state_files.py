@@ -64,7 +64,7 @@ def test_the_files_of_all_ranks_are_read_where_the_number_differs(tmp_path: Path
 
 def test_a_folder_without_a_complete_save_is_refused_with_the_cure(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "not there"):
-        with pytest.raises(StateError, match=r"holds no saved state of this version.*pass the folder that"):
+        with pytest.raises(StateError, match=r"holds no saved state that this version can read.*pass the folder that"):
             state_files.load(folder, 0, 2)
     state_files.save(tmp_path, saved(1))
     for rank in range(2):

@@ -125,7 +125,7 @@ def test_on_gpus_fp16_is_no_slower_than_none() -> None:
     ("arguments", "message"),
     [
         (JOB[2:], "params is missing: say --params, as in --params 350M"),
-        ((*JOB[:2], *JOB[4:]), "ranks=0 is not allowed"),
+        ((*JOB[:2], *JOB[4:]), "ranks is missing: say --ranks, as in --ranks 8"),
         ((*JOB, "--params", "2X"), "params='2X' is not allowed"),
         ((*JOB, "--rate", "fast"), "rate='fast' is not allowed"),
         ((*JOB, "--compute", "0ms"), "compute='0ms' is not allowed"),

@@ -41,7 +41,7 @@ def test_compression_pays_on_a_slow_network() -> None:
     slow = predicted(JOB._replace(rate=1e8, ranks=2), QUICK)
     best = min(slow, key=lambda one: one.step)
     assert best.spec in (*GATHERED, *REDUCED)
-    assert verdict(slow).startswith(f"Take {best.spec}: a step takes ")
+    assert verdict(slow).startswith(f"{best.spec} has the fastest step: a step takes ")
     base = baseline(slow)
     assert f"{base.step / best.step:.2g} times as fast as with fp16; with fp16, a step of" in verdict(slow)
 
@@ -52,8 +52,9 @@ def test_methods_are_judged_by_the_better_of_horovods_own() -> None:
         "Nothing pays here; take none: with none, a step of 500 ms spends 400 ms on the exchange"
     )
     assert verdict([step("none", 0.5), step("fp16", 1), step(TOPK, 0.25)]) == (
-        f"Take {TOPK}: a step takes 250 ms, 2 times as fast as with none; with none, a step of 500 ms spends 400 ms on"
-        " the exchange."
+        f"{TOPK} has the fastest step: a step takes 250 ms, 2 times as fast as with none; with none, a step of 500 ms"
+        " spends 400 ms on the exchange. This does not consider accuracy: hvd-compress compare measures the time to an"
+        " accuracy."
     )
     for setup, better in ((JOB._replace(rate=1e8), "fp16"), (JOB._replace(rate=1e11), "none")):
         assert gain(better, setup, QUICK, Constants()) == 1
@@ -65,12 +66,18 @@ def test_topk_is_taken_where_it_is_best() -> None:
     found = [
         one for one in predicted(JOB._replace(rate=1e8, ranks=2), QUICK) if one.spec in ("none", "fp16", TOPK, QSGD)
     ]
-    assert verdict(found).startswith(f"Take {TOPK}")
+    assert verdict(found).startswith(f"{TOPK} has the fastest step")
 
 
 @pytest.mark.parametrize(
     ("seconds", "begins"),
-    [(0.96, "Nothing"), (0.94, f"{TOPK} may pay"), (0.84, f"{TOPK} may pay"), (0.83, f"Take {TOPK}"), (2, "Nothing")],
+    [
+        (0.96, "Nothing"),
+        (0.94, f"{TOPK} may pay"),
+        (0.84, f"{TOPK} may pay"),
+        (0.83, f"{TOPK} has the fastest step"),
+        (2, "Nothing"),
+    ],
 )
 def test_small_gains_are_no_gains(seconds: float, begins: str) -> None:
     assert verdict([step("fp16", 1.0), step(TOPK, seconds)]).startswith(begins)

@@ -27,7 +27,7 @@ _HEAD = """\
 
 *Bits* are what a rank sends for each coordinate in one step, all metadata included, with 2, 8 and 64 ranks: of a
 float32 matrix of {side} x {side} normal numbers with a root mean square of {rms} ({zeros}), with default
-hyper-parameters, and rings for allreduce and allgather. Uncompressed it is 32, 56 and 63 bits. *Allreduce* tells
+hyper-parameters, and rings for allreduce and allgather. Uncompressed it is 32, 56 and 63 bits. *Constant* tells
 whether that stays about the same with more ranks. *State* is what a rank keeps between steps, in bytes for each
 coordinate, the residual included."""
 
@@ -81,7 +81,7 @@ def written(value: Any) -> str:
 
 
 def numbers(name: str) -> tuple[str, str, str, str]:
-    """Return rounds, whether allreduce-compatible, bytes of state per coordinate, and bits for each world size."""
+    """Return rounds, whether traffic is constant in the ranks, bytes of state per coordinate, bits by world size."""
     found = cost(name)
     bits = " / ".join(f"{value:.3g}" for value in found.bits.values())
     return str(found.rounds), "yes" if found.allreduce else "no", f"{found.state_bytes:.3g}", bits
@@ -92,7 +92,7 @@ def section(name: str) -> str:
     doc = read(REGISTRY[name])
     rounds, allreduce, state, bits = numbers(name)
     facts = [
-        f"Travels by: {line.collective}; rounds: {rounds}; allreduce-compatible: {allreduce}",
+        f"Travels by: {line.collective}; rounds: {rounds}; traffic about constant with more ranks: {allreduce}",
         f"Bits per coordinate that a rank sends, with {', '.join(map(str, SIZES))} ranks: {bits}",
         f"Unbiased: {line.unbiased}",
         f"Error feedback: {memory(line)}",
@@ -144,7 +144,7 @@ def _linked(text: str) -> str:
 
 
 def _overview() -> str:
-    rows = [("Name", "Travels by", "Rounds", "Allreduce", "Unbiased", "State", "Bits", "Paper")]
+    rows = [("Name", "Travels by", "Rounds", "Constant", "Unbiased", "State", "Bits", "Paper")]
     for line in methods():
         rounds, allreduce, state, bits = numbers(line.name)
         name = f"[`{line.name}`](#{line.name})"

@@ -57,7 +57,8 @@ def vnmse(
     """Measure the error of compressed means (vNMSE).
 
     vNMSE = ||mean_hat - mean||^2 / ||mean||^2, where mean_hat is the compressed mean of the ranks' gradients. The table
-    also has the bits that a rank sends for each coordinate.
+    also has the bits per coordinate that a rank passes to collectives. How often these travel depends on the number of
+    ranks: see the bits of hvd-compress methods.
     """
     with refusals():
         chosen = default_specs() if specs is None else split_specs(specs)

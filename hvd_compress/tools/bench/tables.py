@@ -19,12 +19,12 @@ def methods_table(lines: Sequence[MethodInfo]) -> Table:
     """Return a line or two for each method; the rest is in the description of one."""
     sizes = ", ".join(map(str, SIZES))
     caption = (
-        f"Bits: sent by a rank for each coordinate, with {sizes} ranks. Allreduce: whether that stays about the same"
+        f"Bits: sent by a rank for each coordinate, with {sizes} ranks. Constant: whether that stays about the same"
         " with more ranks. To see all about a method: hvd-compress methods NAME"
     )
     drawn = plain(caption=caption, caption_justify="left")
     drawn.add_column("Method", no_wrap=True, style="bold")
-    drawn.add_column("All-\nreduce", no_wrap=True)
+    drawn.add_column("Con-\nstant", no_wrap=True)
     drawn.add_column("Bits", no_wrap=True)
     drawn.add_column("Description", overflow="fold")
     for line in lines:

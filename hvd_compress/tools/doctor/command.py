@@ -20,7 +20,9 @@ _MARKS = {"ok": "[green]ok[/]", "note": "[dim]note[/]", "warning": "[yellow]warn
 
 @app.command()
 def doctor(
-    run: Annotated[bool, typer.Option("--run", help="Also make a step on two ranks of this machine.")] = False,
+    run: Annotated[
+        bool, typer.Option("--run", help="Also make a step on two ranks of this machine; can take minutes.")
+    ] = False,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a trial that hangs is ended.")] = 180,
     as_json: ToJson = None,
 ) -> None:
@@ -29,18 +31,23 @@ def doctor(
     Each fault comes with its cure. The exit status is 1 if compression cannot work.
     """
     waiting, console = Console(stderr=True), screen()
-    typer.echo("Importing the frameworks and Horovod; kernels may be compiled first, which takes minutes ...", err=True)
+    typer.echo(
+        "Importing the frameworks and Horovod. On the first run, kernels are compiled, which takes minutes ...",
+        err=True,
+    )
     with waiting.status("Importing ..."):
         facts = collect()
     found, done = judge(facts), []
+    show(console, found)
     for framework, controller in jobs(facts) if run else ():
-        with waiting.status(f"Trying {framework.title} with {controller}, at most {timeout:g} s ..."):
-            done.append(attempt(facts, framework.name, controller, timeout))
-    found += findings(facts, done)
+        typer.echo(f"Trying {framework.title} with {controller}, at most {timeout:g} s ...", err=True)
+        done.append(attempt(facts, framework.name, controller, timeout))
+    tried = list(findings(facts, done))
+    if tried:
+        show(console, tried)
     works = working(facts, done, run)
     with refusals():
-        write_json(as_json, report(facts, found, done, works))
-    show(console, found)
+        write_json(as_json, report(facts, found + tried, done, works))
     console.print(verdict(works, run), highlight=False)
     raise typer.Exit(not works)
 

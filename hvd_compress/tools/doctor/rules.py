@@ -189,7 +189,8 @@ def mpi(facts: Facts) -> Iterator[Finding]:
     elif built and needs_binding(facts):
         found = f"{facts.mpirun}, which refuses the options that horovodrun --mpi gives it"
         command = f'horovodrun --mpi "{OPEN_MPI_5}" -np 2 python train.py'
-        yield Finding("warning", "mpirun", found, Cure("give it others (or use horovodrun --gloo)", command))
+        cure = Cure("use horovodrun --gloo, or give horovodrun --mpi the options of Open MPI 5", command)
+        yield Finding("warning", "mpirun", found, cure)
     else:
         unused = "" if built or facts.horovod is None else "; Horovod is built without MPI"
         yield Finding("ok", "mpirun", facts.mpirun + unused)

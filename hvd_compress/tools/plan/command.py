@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 from rich.markup import escape
@@ -51,6 +51,8 @@ from hvd_compress.tools.units import read_count, read_rate, read_time
 planning = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
 app.add_typer(planning, name="plan")
 
+Given = TypeVar("Given")
+
 METHODS = "topk:ratio=0.01,topkc:ratio=0.01,powersgd:rank=4,efsignsgd,qsgd"
 
 Size = Annotated[int, typer.Option(min=1024, help="Numbers in the gradient that compressing is measured on.")]
@@ -66,10 +68,16 @@ Constant = Annotated[
 @planning.callback()
 def plan(
     context: typer.Context,
-    params: Annotated[str | None, typer.Option(help="Parameters of the model: 350M, 1.2B, 25557032.")] = None,
-    ranks: Annotated[int, typer.Option(help="Number of ranks.")] = 0,
-    rate: Annotated[str | None, typer.Option(help="Bandwidth of a host: 10gbit, 25Gbps; or unlimited.")] = None,
-    compute: Annotated[str | None, typer.Option(help="A step without any exchange: 250ms, 0.25s.")] = None,
+    params: Annotated[
+        str | None, typer.Option(help="Parameters of the model: 350M, 1.2B, 25557032. [required]")
+    ] = None,
+    ranks: Annotated[int | None, typer.Option(help="Number of ranks. [required]")] = None,
+    rate: Annotated[
+        str | None, typer.Option(help="Bandwidth of a host: 10gbit, 25Gbps; or unlimited. [required]")
+    ] = None,
+    compute: Annotated[
+        str | None, typer.Option(help="Time of a step without any exchange: 250ms, 0.25s. [required]")
+    ] = None,
     methods: Annotated[
         str,
         typer.Option(
@@ -93,7 +101,9 @@ def plan(
     rates_from: Annotated[
         list[Path] | None,
         typer.Option(
-            "--rates", metavar="FILE", help="Do not measure; take what plan --json or bench methods --json has written."
+            "--rates",
+            metavar="FILE",
+            help="Files with the times to compress, from plan --json or bench methods --json, instead of measuring.",
         ),
     ] = None,
     size: Size = 4_194_304,
@@ -109,9 +119,11 @@ def plan(
 ) -> None:
     """Predict the gain of each method on another cluster.
 
+    For example: hvd-compress plan --params 25M --ranks 8 --rate 1gbit --compute 500ms
+
     A cost model adds up the parts of a step. The time to compress is measured on this machine's processor, or read from
     files with --rates. The first line tells what is assumed. Outside the range in which the model was validated there
-    are predictions, but no verdict.
+    are predictions, but no verdict. The verdict names the fastest step; it does not consider accuracy.
     """
     if context.invoked_subcommand:
         return
@@ -119,7 +131,7 @@ def plan(
         target = read_target(device, backend)
         setup = Setup(
             read_count("params", _told("params", params, "350M")),
-            ranks,
+            _told("ranks", ranks, "8"),
             read_rate("rate", _told("rate", rate, "10gbit")),
             read_time("compute", _told("compute", compute, "250ms")),
             read_time("latency", latency, zero=True),
@@ -140,10 +152,10 @@ def plan(
         report(Job(setup, target, constants, measured), specs, to_plot, as_json)
 
 
-def _told(name: str, text: str | None, example: str) -> str:
-    if text is None:
+def _told(name: str, value: Given | None, example: str) -> Given:
+    if value is None:
         raise SpecError(f"{name} is missing: say --{name}, as in --{name} {example}")
-    return text
+    return value
 
 
 def named(methods: str) -> list[str]:
@@ -208,6 +220,7 @@ def report(job: Job, specs: list[str], to_plot: Path | None, as_json: Path | Non
     say(assumed)
     console.print()
     console.print(tables.predictions(found, setup))
+    note(tables.LEGEND)
     for spec, message in impossible.items():
         console.print(f"[yellow]{escape(spec)}[/]: {escape(message)}", highlight=False)
     for sentence in said:
@@ -247,7 +260,7 @@ def validate(
 ) -> None:
     """Compare predictions with measured steps (as root).
 
-    The steps run on emulated hosts. The machine should do nothing else meanwhile.
+    The steps run on emulated hosts, and take 10 minutes. The machine should do nothing else meanwhile.
     """
     remove_jobs_on_sigterm()
     with refusals():

@@ -11,13 +11,20 @@ from hvd_compress.tools.plan.validation import GOOD, Cell, Score
 from hvd_compress.tools.tables import Grid
 from hvd_compress.tools.units import number, size, write_count, write_rate, write_time
 
+LEGEND = (
+    "Exchange: time that the collectives take; Hidden: the part of it that overlaps with the backward pass. Bytes at"
+    " the NIC: sent in a step through the network device of a host. Step = compute + encode + decode + exchange"
+    " - hidden."
+)
+"""Meaning of the columns of `predictions`."""
+
 
 def predictions(found: Sequence[Prediction], setup: Setup) -> Grid:
     """Return the parts of each method's step, in milliseconds."""
     base = baseline(found)
     heads = (
         "Method", "Step\nms", f"Faster\nthan {base.spec}", "Encode\nms", "Decode\nms", "Exchange\nms",
-        "Hidden\nms", "At the\ndevice",
+        "Hidden\nms", "Bytes at\nthe NIC",
     )  # fmt: skip
     rows = [
         (

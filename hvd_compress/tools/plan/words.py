@@ -15,11 +15,14 @@ PAYS, SURE = 1.05, 1.2
 """Least gain of a method that pays, and of one that pays even if the model is wrong by its 20 %."""
 
 
+ACCURACY = "This does not consider accuracy: hvd-compress compare measures the time to an accuracy."
+
+
 def no_verdict(beyond: Sequence[str]) -> str:
     """Return why there is no verdict on a job outside the validated range."""
     return (
         f"No verdict: outside the validated range ({RANGE}), with {', '.join(beyond)}. Measure on your machines:"
-        " hvd-compress bench steps, or compare."
+        " hvd-compress compare --on server1:4,server2:4 --ranks 8."
     )
 
 
@@ -43,7 +46,7 @@ def verdict(found: Sequence[Prediction]) -> str:
     takes = f"a step takes {write_time(best.step)}, {base.step / best.step:.2g} times as fast as with {base.spec}"
     if base.step / best.step < SURE:
         return f"{best.spec} may pay: {takes}, which is within the error of the model; measure before you decide."
-    return f"Take {best.spec}: {takes}; {where}."
+    return f"{best.spec} has the fastest step: {takes}; {where}. {ACCURACY}"
 
 
 def _rivals(found: Sequence[Prediction]) -> list[Prediction]:

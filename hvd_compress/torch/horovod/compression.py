@@ -6,7 +6,7 @@ import logging
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 from horovod.torch.compression import Compressor
 from torch import Tensor
@@ -48,12 +48,6 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         self._passthrough = Passthrough(method.core, self._meter)
         self._agreed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._warned = self._met_sparse = False
-
-    if not TYPE_CHECKING:  # which knows all attributes
-
-        def __getattr__(self, name: str) -> NoReturn:
-            cure = "; for DistributedDataParallel, import Compression from hvd_compress.distributed"
-            raise AttributeError(f"{self!r} has no attribute {name!r}{cure if name.startswith('register') else ''}")
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """Compress a gradient; called by Horovod.

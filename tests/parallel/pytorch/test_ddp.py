@@ -426,6 +426,10 @@ def test_other_models_and_operations_are_refused() -> None:
         Compression.topk(ratio=0.1).register(make_model())
     with pytest.raises(SpecError, match="'mean', 'sum'"):
         Compression.topk(ratio=0.1).register(DistributedDataParallel(make_model()), op="average")
+    wrapped = DistributedDataParallel(make_model())
+    Compression.topk(ratio=0.1).register(wrapped)
+    with pytest.raises(UnsupportedError, match="has a communication hook already"):
+        Compression.none.register(wrapped)
 
 
 def test_a_step_without_its_last_bucket_is_refused() -> None:

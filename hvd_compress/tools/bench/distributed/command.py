@@ -42,13 +42,16 @@ Model = Literal["linear", "mlp", "resnet50", "many"]
 """Whose gradients are exchanged: a key of `SHAPES`."""
 
 
-Specs = Annotated[list[str], typer.Argument(metavar="SPEC...", help="Methods, such as topk:ratio=0.01.")]
+Specs = Annotated[
+    list[str],
+    typer.Argument(metavar="SPEC...", help="Methods, separated by spaces, such as topk:ratio=0.01 powersgd:rank=4."),
+]
 Hosts = Annotated[int, typer.Option(min=0, help="Emulated hosts, of a rank each (needs root); 0: this machine.")]
 Rate = Annotated[
     str | None,
     typer.Option(help="Bandwidth of an emulated host, with --hosts: 100mbit, 1gbit ... [unlimited]"),
 ]
-Ranks = Annotated[int, typer.Option(min=1, help="Ranks on this machine, without --hosts.")]
+Ranks = Annotated[int, typer.Option(min=1, help="Number of ranks, without --hosts.")]
 By = Annotated[Controller, typer.Option(help="The library that Horovod communicates by, without --hosts.")]
 Trains = Annotated[Framework, typer.Option(help="The framework that trains.")]
 Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each method.")]
@@ -93,12 +96,15 @@ def steps(
     as_json: ToJson = None,
     plot: ToPlot = None,
 ) -> None:
-    """Measure whole training steps under Horovod.
+    """Measure whole training steps on this machine.
+
+    All ranks are on this machine. With --hosts and --rate, a limited link connects them. Without, they exchange
+    gradients through memory, and the result does not show what a network costs; compare --on measures on several
+    machines.
 
     The methods take turns in the same processes. linear has eight linear layers of 1024 with ReLU between them and a
     head, mlp 80 of 256 with LayerNorm, both at batch size 32; resnet50 takes four images of 64 x 64; many has 500
-    matrices of 64 x 32, whose gradients cost nothing. A step is the time of the slowest rank. The floor of a method is
-    the time of the step alone, or of its bytes on the link if that is more.
+    matrices of 64 x 32, whose gradients cost nothing. A step is the time of the slowest rank.
     """
     with refusals():
         compared = entries(specs, read_merges(merge or []), against or [], framework)
@@ -112,6 +118,8 @@ def steps(
         else:
             shown = [table.steps_table(found, title)]
         _show(shown, found, task, where, title, as_json, None if memory else plot)
+        if not memory:
+            note(table.LEGEND if where.hosts else f"{table.LEGEND} {table.NO_NETWORK}")
 
 
 @bench.command()

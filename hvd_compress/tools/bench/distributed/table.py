@@ -10,6 +10,16 @@ from hvd_compress.tools.bench.distributed.task import ALONE
 from hvd_compress.tools.tables import Grid
 from hvd_compress.tools.units import NONE, number, size
 
+LEGEND = (
+    "Scaling factor: time of a step without communication, divided by the step's. Over none: the step's time less that"
+    " of none. Payload: bytes that a rank passes to collectives in a step. At the device: bytes that the busiest"
+    " network device sends or receives. Floor: no step can be faster than the step without communication, nor than its"
+    " bytes need on the link; x floor: the step's time divided by that."
+)
+"""Meaning of the columns of `steps_table`."""
+
+NO_NETWORK = "All ranks are on this machine, without a limited link: this does not show what a network costs."
+
 
 def steps_table(found: Sequence[Result], title: str) -> Grid:
     heads = (
