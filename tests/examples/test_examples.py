@@ -56,6 +56,19 @@ def test_ddp_digits() -> None:
     assert figures(found.stdout, "ratio")[-1] > 5
 
 
+def test_fsdp_gpt(tmp_path: Path) -> None:
+    """8 bits reach the loss of PyTorch's own reduce-scatter in bfloat16."""
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog; " * 400)
+    small = ("--steps", "60", "--width", "32", "--length", "16", "--layers", "1", "--lr", "0.01")
+    (plain,), (ours,) = (
+        figures(torchrun(2, example("pytorch/fsdp_gpt.py"), text, *small, "--compression", spec).stdout, "loss")
+        for spec in ("off", "qsgd:bits=8")
+    )
+    assert plain < 1.5
+    assert ours == pytest.approx(plain, rel=0.1)
+
+
 RECIPES = ["lightning", "accelerate"]
 PLAIN = str(Path(__file__).with_name("plain.py"))
 
