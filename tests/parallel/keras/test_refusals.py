@@ -154,7 +154,7 @@ def test_complex_gradients() -> None:
 
 
 def test_a_factory_that_was_not_called() -> None:
-    with pytest.raises(SpecError, match=r"pass compression=Compression.topk\(\)"):
+    with pytest.raises(SpecError, match=r"the parentheses are missing: pass Compression.topk\(\)"):
         Tape(Compression.topk).run(1)
 
 
