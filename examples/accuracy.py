@@ -79,11 +79,11 @@ _CASES = (
     Case("homomorphic", note="these gradients are not sparse, so they travel as they are"),
 )
 CASES = (*_CASES, *(Case(name) for name in REGISTRY if name not in {case.spec.partition(":")[0] for case in _CASES}))
-"""Those above, and of every other method its default."""
+"""The specs above, and the default of every other method."""
 
 
 def rows_of(results: Results, before: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """What is written down of each case: of this time, or else of the time before."""
+    """Return the result of each case: from this run, or else from the previous one."""
     old = {(row["framework"], row["spec"]): row for row in before}
     for framework, case in itertools.product(FRAMEWORKS, CASES):
         result = results.get(Run(framework, case.spec, case.options))

@@ -36,14 +36,14 @@ RANKS = 2
 HERE = Where(0, UNLIMITED, RANKS, "gloo")
 EMULATED = Where(RANKS, "100mbit", RANKS, "gloo")
 WIDE = ("--hidden", "512")
-"""On a slow link, a model of 0.5 million parameters: 3.6 times as many as the examples have by themselves."""
+"""Options of a model of 0.5 million parameters, 3.6 times as many as by default, for the slow link."""
 WIDE_EPOCHS = 6
 
 TIME_LIMIT = 180.0
 """Seconds for one run; a run that takes longer hangs."""
 LEAST_ACCURACY = 0.9
 LARGEST_LOSS = 0.05
-"""How far below the accuracy without compression a method may end."""
+"""Largest accepted loss of accuracy."""
 
 COLUMNS = (
     "Framework",
@@ -82,7 +82,7 @@ class Run(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What an example reports at its end.
+    """Result that an example prints at its end.
 
     Attributes:
         accuracy: Share of the test images that are recognised.

@@ -33,7 +33,7 @@ from launching import horovodrun  # noqa: E402
 from horovod_worker import PACKAGE, STARTING, Job, records  # noqa: E402
 
 ATTEMPTS = 3
-"""How often a test is begun if Horovod's ranks cannot connect anew, as happens after a shutdown on a busy machine."""
+"""Attempts at a test whose ranks cannot connect again, as happens after a shutdown on a busy machine."""
 
 LOGS = ROOT / "build" / "horovod-tests"
 
@@ -68,7 +68,7 @@ class JobError(Exception):
 
 
 class Verdict(NamedTuple):
-    """How a test went, on all ranks.
+    """Outcome of a test on all ranks.
 
     Attributes:
         outcome: ``passed``, ``skipped``, ``numbers`` (an assertion of the test fails), ``error``, ``hung`` or

@@ -82,7 +82,7 @@ for framework in map(importlib.import_module, modules):
 
 
 class Recipe(NamedTuple):
-    """How Horovod is built for an environment."""
+    """Settings of Horovod's build for an environment."""
 
     modules: tuple[str, ...]
     options: dict[str, str]
@@ -100,7 +100,7 @@ def recipe(paths: Paths) -> Recipe:
 
 
 def cuda_variables(paths: Paths) -> dict[str, str]:
-    """Where the build finds CUDA and NCCL; nothing in an environment without them."""
+    """Return the variables by which the build finds CUDA and NCCL; empty without them."""
     if paths.suffix != CUDA:
         return {}
     nvidia = paths.site / "nvidia"

@@ -51,7 +51,7 @@ TARGETS: dict[str, dict[str, list[str]]] = {
 
 
 class Job(NamedTuple):
-    """What all ranks of a job are told.
+    """Instructions for all ranks of a job.
 
     Attributes:
         checkout: Folder of Horovod's sources.
@@ -190,7 +190,7 @@ class Recorder:
         self._arm(STARTING)
 
     def _outcomes(self) -> list[str | None]:
-        """How this test has ended on all ranks so far."""
+        """Return how this test has ended on all ranks so far."""
         ended = [
             {
                 record["test"]: str(record["outcome"])

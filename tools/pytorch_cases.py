@@ -103,7 +103,7 @@ class Job(NamedTuple):
 
 
 class Record(NamedTuple):
-    """How a test went on a rank.
+    """Outcome of a test on a rank.
 
     Attributes:
         time: When it ended, in seconds.
@@ -223,7 +223,7 @@ def replace_gpus(size: int) -> None:
 
 
 class Case(unittest.TestCase):
-    """What is different in PyTorch's test cases: how ranks start, and what they note."""
+    """Changes to PyTorch's test cases: how ranks start, and what they record."""
 
     job: ClassVar[Job]
     processes: list[Any]

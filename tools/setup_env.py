@@ -159,7 +159,7 @@ STAMP = threading.Lock()
 
 
 def read_stamp(paths: Paths) -> dict[str, str]:
-    """What is done, as a key for each step; nothing if the stamp is missing or damaged."""
+    """Return the key of each finished step; nothing if the stamp is missing or damaged."""
     try:
         return dict(json.loads((paths.venv / "setup.json").read_text()))
     except (OSError, ValueError, TypeError):

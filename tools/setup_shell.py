@@ -1,4 +1,4 @@
-"""What the steps of `setup_env.py` share: where things lie, checks, commands that write to the log, locks."""
+"""Helpers of the steps of `setup_env.py`: paths, checks, logged commands, locks."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ PRCTL = ctypes.CDLL(None).prctl
 
 
 class SetupError(Exception):
-    """What is missing or went wrong and how to cure it, in one line."""
+    """Error with its cure, in one line."""
 
 
 class Paths(NamedTuple):
-    """Where everything lies: `root` is the checkout, `cache` is shared by all checkouts of the user.
+    """Paths: `root` is the checkout, `cache` is shared by all checkouts of the user.
 
     `suffix` tells environments of one checkout apart: it ends the names of the folder, of its pins, log and lock.
     """
@@ -87,7 +87,7 @@ class Paths(NamedTuple):
 
     @property
     def pins(self) -> Path:
-        """What is installed from the registry, each in one version."""
+        """Return the pinned requirements from the registry."""
         return self.root / f"requirements{self.suffix}.lock"
 
 

@@ -1,4 +1,4 @@
-"""What compression between stages does to training: the study of Rudakov et al. (2024), on a small scale.
+"""Measure the effect of compression between stages on training: the study of Rudakov et al. (2024), in small.
 
 A CNN of the shape of ResNet-18 on Fashion-MNIST and a small GPT on a text, both cut into four stages inside one
 process, are trained with compressed boundaries, and tested with compressed activations and without. Run::
@@ -38,7 +38,7 @@ MEMORIES = {
 
 
 class Case(NamedTuple):
-    """What a model is trained with.
+    """Settings of a training.
 
     Attributes:
         task: ``"cnn"`` or ``"gpt"``.
@@ -54,7 +54,7 @@ class Case(NamedTuple):
 
     @property
     def column(self) -> str:
-        """Where its results stand."""
+        """Key of its results."""
         if self.memory in MEMORIES:
             return MEMORIES[self.memory]
         if self.backward == "none":
@@ -65,7 +65,7 @@ class Case(NamedTuple):
 
 
 def cases(task: str) -> Iterator[Case]:
-    """All that is tried with a task."""
+    """Return all cases of a task."""
     yield Case(task)
     for percent in (50, 30, 20, 10, 5, 2):
         topk = f"topk:ratio={percent / 100}"
@@ -177,7 +177,7 @@ def metric(task: str, scores: Tensor, targets: Tensor) -> float:
 
 
 def case_of(row: dict[str, Any]) -> Case:
-    """What a result is of."""
+    """Return the label of a result."""
     return Case(row["task"], row["forward"], row["backward"], (row["memory"][0], row["memory"][1]))
 
 
@@ -211,7 +211,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _setting(row: dict[str, Any]) -> str:
-    """How strong the operator is."""
+    """Return the strength of an operator."""
     spec: str = row["backward"] if row["forward"] == "none" else row["forward"]
     value = spec.partition("=")[2]
     return f"{100 * float(value):.0f}%" if spec.startswith("topk") else f"{value} bits"

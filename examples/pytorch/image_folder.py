@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of ImageNet's red, green and blue."""
+"""Mean and standard deviation of ImageNet's channels."""
 
 
 class ImageFolder(Dataset[tuple[Tensor, int]]):
-    """Gives images as float32 of shape ``(3, size, size)``, and their classes.
+    """Dataset of images, float32 of shape ``(3, size, size)``, and their classes.
 
     Args:
         folder: Has a folder for each class.

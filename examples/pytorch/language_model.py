@@ -65,7 +65,7 @@ def pieces(numbers: Tensor, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def perplexity(numbers: Tensor) -> float:
-    """Of all ranks' parts."""
+    """Return the perplexity, averaged over the ranks."""
     state, total, count = None, 0.0, 0
     with torch.no_grad():
         for words, following in pieces(numbers, hvd.size()):

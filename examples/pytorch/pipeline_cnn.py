@@ -93,12 +93,12 @@ def tell(**facts: Any) -> None:
 
 
 def given(images: npt.NDArray[np.uint8]) -> Tensor | None:
-    """What the first stage gets of some images."""
+    """Return the input of the first stage for some images."""
     return torch.from_numpy(data.scaled(images)).unsqueeze(1) if pipeline.is_first else None
 
 
 def traffic() -> npt.NDArray[np.int64]:
-    """Of the boundary to the next stage, a row for each direction: bytes before compression, and bytes sent."""
+    """Return bytes before compression and bytes sent at the boundary to the next stage, a row per direction."""
     ahead = pipeline.stats().get(f"{pipeline.stage}-{pipeline.stage + 1}", ())
     return np.array([(way.plain_bytes, way.bytes_sent) for way in ahead] or np.zeros((2, 2), np.int64))
 

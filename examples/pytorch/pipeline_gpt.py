@@ -81,7 +81,7 @@ if pipeline.replicas is not None:
 
 
 def pieces(text: npt.NDArray[np.uint8]) -> Tensor:
-    """Of a text, one after the other; each has a byte more than the model reads at once: the last that it foretells."""
+    """Split a text into consecutive pieces; each has one more byte than the model reads: the last target."""
     return torch.tensor(np.lib.stride_tricks.sliding_window_view(text, args.length + 1)[:: args.length].astype(int))
 
 
@@ -96,7 +96,7 @@ def minibatches(count: int) -> Iterator[npt.NDArray[np.int64]]:
 
 
 def perplexity(test: Tensor) -> float:
-    """For each byte, as the last stage sees it."""
+    """Return the loss per byte; only the last stage knows it."""
     total = 0.0
     for part in test.tensor_split(max(1, len(test) // args.batch)):  # a part too small cannot be cut
         scores = pipeline.evaluate(part[:, :-1] if pipeline.is_first else None)

@@ -1,4 +1,4 @@
-"""How much faster a pipeline is with compressed boundaries, on a slow network, and what that costs in accuracy.
+"""Measure the speedup of a pipeline with compressed boundaries on a slow network, and its cost in accuracy.
 
 ``pipeline_cnn.py`` is trained on emulated hosts, a stage on each, with one choice of operators after another, and all
 of that again with other seeds. As root::
@@ -26,7 +26,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBL
 
 
 def train(cluster: Cluster, operators: str, seed: int, options: Sequence[str]) -> dict[str, Any]:
-    """What the last line of the example tells."""
+    """Figures in the last line of the example."""
     forward, _, backward = operators.partition("/")
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report")

@@ -30,7 +30,7 @@ class Bottleneck(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of shape ``(batch, channels, height, width)``."""
+        """Map images of shape ``(batch, channels, height, width)``."""
         return nn.functional.relu(self.body(x) + self.shortcut(x))
 
 

@@ -6,11 +6,11 @@ One after the other the stages are the whole model, and weights do not depend on
 from torch import Tensor, nn
 
 STRIDES = (1, 2, 2, 2)
-"""Of each group of two blocks; a group has twice as many channels as the one before."""
+"""Stride of each group of two blocks; a group has twice as many channels as the previous one."""
 
 
 class Block(nn.Module):
-    """Of a CNN: two 3x3 convolutions beside a shortcut."""
+    """Residual block of a CNN: two 3x3 convolutions and a shortcut."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Block(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of shape ``(batch, channels, height, width)``."""
+        """Map images of shape ``(batch, channels, height, width)``."""
         return nn.functional.relu(self.body(x) + self.shortcut(x))
 
 
@@ -73,7 +73,7 @@ def cut_thin(width: int, stages: int) -> list[nn.Module]:
 
 
 class Embedding(nn.Module):
-    """Of bytes and of their places in a piece of text."""
+    """Embedding of bytes and of their positions."""
 
     def __init__(self, width: int, length: int) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Embedding(nn.Module):
 
 
 class Layer(nn.Module):
-    """Of a GPT: attention to what came before, and a perceptron, each beside a shortcut."""
+    """Layer of a GPT: causal attention and a perceptron, each with a shortcut."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Layer(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of shape ``(batch, length, width)``."""
+        """Map activations of shape ``(batch, length, width)``."""
         query, key, value = self.inward(self.norm(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         y = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.outward(y.transpose(1, 2).flatten(2))

@@ -102,7 +102,7 @@ class GroupTransport:
         options = self.group._get_backend(torch.device("cpu")).options
         return GroupTransport(ProcessGroupGloo(store, self.world.rank, self.world.size, options), self.world)
 
-    @property
+    @cached_property
     def _over_gloo(self) -> bool:
         return all(one.endswith(":gloo") for one in dist.get_backend_config(self.group).split(","))
 

@@ -52,7 +52,7 @@ class GroupVotes:
         return self._asks()
 
     def admits(self, message: Collective) -> bool:
-        """Whether a collective may be started: not before `check` where a rank wants to verify that all agree."""
+        """Return whether a collective may be started: not before `check` if a rank wants to verify that all agree."""
         return self._checked or not self._asks()
 
     def _asks(self) -> bool:

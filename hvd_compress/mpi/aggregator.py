@@ -74,7 +74,7 @@ class Aggregator(Saving):
         self.close()
 
     def close(self) -> None:
-        """Give the duplicate of the communicator back to MPI: all ranks together, after their last step.
+        """Free the duplicate of the communicator: on all ranks together, after their last step.
 
         What can be read (`residual`, `stats`, `state_dict`, `save`) stays.
         """
@@ -202,7 +202,7 @@ class Aggregator(Saving):
             self._restore(self._session, loaded)
 
     def _restore(self, session: Session, loaded: Loaded) -> None:
-        """Give a session what was loaded, if anything was; the ranks compare it in their next step."""
+        """Restore the loaded state of a session, if any; the ranks compare it in their next step."""
         if not loaded.names():
             return
         saved = loaded.find(session.label, session.kept(), self._transport.world)

@@ -50,7 +50,7 @@ class Session:
         self.states: list[State] = [p.method.init(self._ops, p.bucket, transport.world.size) for p in self._plan]
 
     def exchange(self, arrays: Sequence[Arr]) -> list[Arr]:
-        """Give the means of the gradients, in their shapes and dtypes, and take over the new states."""
+        """Return the means of the gradients, in their shapes and dtypes, and commit the new states."""
         means = [np.empty_like(array) for array in arrays]
         states: list[State] = []
         for planned, state in zip(self._plan, self.states, strict=True):

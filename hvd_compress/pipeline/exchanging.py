@@ -33,7 +33,7 @@ _ALONE = World(0, 1)
 
 
 class Sent(NamedTuple):
-    """What a sender has after an exchange.
+    """Result of an exchange at the sender.
 
     Attributes:
         payload: uint8, what the receiver needs: the messages of all rounds, one after another.
@@ -57,7 +57,7 @@ def send(ops: Ops, method: Method, bucket: Bucket, x: Array, state: State) -> Se
 
 
 def receive(ops: Ops, method: Method, bucket: Bucket, payload: Array, state: State) -> Exchange:
-    """What the exchange of the sender ended with: ``total`` and the shared parts of ``state``.
+    """Return the result of the sender's exchange: ``total`` and the shared parts of ``state``.
 
     Args:
         ops: The primitives of the framework at work.
@@ -92,7 +92,7 @@ def receive(ops: Ops, method: Method, bucket: Bucket, payload: Array, state: Sta
 
 
 def _reply(ops: Ops, message: Collective, array: Array) -> Array:
-    """What a collective of one rank replies."""
+    """Return the reply to a collective of one rank."""
     if isinstance(message, AllGather) and not message.ragged:
         return ops.reshape(array, (1, -1))
     return array

@@ -128,7 +128,7 @@ OPERATORS: Mapping[str, type[Method]] = {
     TopK.name: SampleTopK,
     MinMax.name: MinMax,
 }
-"""By their names in specs; besides them there is ``shared`` for gradients."""
+"""Operators by name; gradients may also take ``shared``."""
 
 
 def operator(spec: str | Method, backward: bool = False) -> Method:
@@ -180,5 +180,5 @@ def _unknown(name: str, known: Mapping[str, Any]) -> str:
 
 
 def is_sparse(method: Method) -> bool:
-    """Whether it leaves most coordinates zero, so that gradients can share its mask."""
+    """Return whether an operator leaves most coordinates zero, so that gradients can share its mask."""
     return method.family == "sparse"

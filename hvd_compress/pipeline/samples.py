@@ -97,11 +97,11 @@ class SampleStore:
         return found.astype(np.int64)
 
     def known(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Which samples were seen before."""
+        """Return which samples were seen before."""
         return self._known[ids]
 
     def read(self, ids: npt.NDArray[np.int64], dtype: str) -> Arr:
-        """What is known of samples: shape ``(len(ids), n)``."""
+        """Return the estimates of samples: shape ``(len(ids), n)``."""
         assert self._rows is not None
         return self._rows[ids].astype(dtype)
 

@@ -39,7 +39,7 @@ class Settings(NamedTuple):
 
     @property
     def shares_mask(self) -> bool:
-        """Whether gradients go by the mask of activations."""
+        """Whether gradients share the mask of activations."""
         return isinstance(self.backward, SharedMask)
 
     @property

@@ -25,18 +25,18 @@ Ids: TypeAlias = Any
 
 
 DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
-"""What a boundary carries, and how many bytes a number has."""
+"""Dtypes of a boundary, with their bytes per number."""
 
 
 class Kind(IntEnum):
-    """How a message is to be read."""
+    """Kind of a message."""
 
     CODED = 0
     RAW = 1
 
 
 class Encoded(NamedTuple):
-    """What is sent.
+    """Message of a sender.
 
     Attributes:
         kind: How it is to be read.
@@ -50,7 +50,7 @@ class Encoded(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What both ends know of a message besides its payload.
+    """Facts about a message that both ends know.
 
     Attributes:
         shape: Of what is sent; the first axis is that of samples.
@@ -66,7 +66,7 @@ class Call(NamedTuple):
 
     @property
     def precision(self) -> str:
-        """What it is computed in, and what travels where it is not compressed."""
+        """Dtype of the computation, and of uncompressed messages."""
         return "float64" if self.dtype == "float64" else "float32"
 
     @property
@@ -76,7 +76,7 @@ class Call(NamedTuple):
 
     @property
     def plain_bytes(self) -> int:
-        """What it takes before compression."""
+        """Bytes before compression."""
         return self.numel * DTYPES[self.dtype]
 
     def bucket(self, key: str, rows: int | None = None) -> Bucket:
@@ -134,7 +134,7 @@ class Stream:
         return Encoded(Kind.CODED, payload, decoded)
 
     def decode(self, ops: Ops, kind: Kind, payload: Array, call: Call, mask: Array | None = None) -> Array:
-        """What the other end has sent: one-dimensional.
+        """Return the tensor that the other end has sent: one-dimensional.
 
         Raises:
             ExchangeError: If the payload is not what it should be.
@@ -163,7 +163,7 @@ class Stream:
 
 
 def streams(settings: Settings, name: str) -> tuple[Stream, Stream]:
-    """Those of activations and of gradients, of a boundary of this name."""
+    """Return the streams of activations and of gradients of a boundary."""
     forward = Stream(f"{name}.forward", settings.forward, settings.forward_memory, settings.inference)
     return forward, Stream(f"{name}.backward", settings.backward, settings.backward_memory, settings.inference)
 
@@ -177,7 +177,7 @@ class _Codec(ABC):
 
     @abstractmethod
     def decode(self, ops: Ops, payload: Array, call: Call, mask: Array | None) -> Array:
-        """What the other end has sent."""
+        """Return the tensor that the other end has sent."""
 
     def repeats(self, ops: Ops, call: Call) -> bool:
         """Whether the same activation always gives the same message, so that it can be recomputed."""
@@ -224,7 +224,7 @@ class _Plain(_Codec):
 
 
 class _Feedback(_Plain):
-    """With a residual, or what is known at the other end, which has the shape of the first message."""
+    """Stream with a residual, or an estimate that both ends share; it has the shape of the first message."""
 
     def __init__(self, name: str, method: Method, memory: str) -> None:
         super().__init__(name, method)
@@ -248,7 +248,7 @@ def _told(bucket: Bucket) -> str:
 
 
 class _Differences(_Codec):
-    """With what is known of each sample. See `AQSGD`."""
+    """Stream with an estimate per sample. See `AQSGD`."""
 
     def __init__(self, name: str, method: Method, options: AQSGD) -> None:
         self._plain = _Plain(name, method)

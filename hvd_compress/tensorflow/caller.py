@@ -75,7 +75,7 @@ def find() -> Call | None:
 
 
 def in_session() -> bool:
-    """Whether a graph is built for a session of TensorFlow 1, which cannot use a variable from outside of it."""
+    """Return whether a graph is built for a session of TensorFlow 1, which cannot use variables from outside of it."""
     with tf.init_scope():
         return not tf.executing_eagerly()
 
@@ -99,7 +99,7 @@ def _call(reducing: dict[str, Any], source: list[Any], parameters: list[Any] | N
 
 
 def makes_an_optimizer() -> bool:
-    """Whether Horovod is looking up how the gradients of a new Keras optimizer are reduced.
+    """Return whether Horovod is looking up how the gradients of a new Keras optimizer are reduced.
 
     It keeps that by name and compressor, and TensorFlow traces once for all variables of the same shapes, so that two
     models would share what is kept between steps.

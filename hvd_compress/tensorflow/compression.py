@@ -158,7 +158,7 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
-        """Give out a result; called by Horovod while a graph is traced.
+        """Return a result; called by Horovod while a graph is traced.
 
         Args:
             tensor: The tensor from `compress`, reduced by Horovod.
@@ -297,7 +297,7 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
 
 
 def _shared(call: Call) -> bool:
-    """Whether this rank reduces anything with others."""
+    """Return whether this rank reduces gradients with others."""
     return bool(call.process_set.included() and (call.process_set.size() > 1 or agreement.elastic()))
 
 
@@ -310,7 +310,7 @@ def _check_elastic(call: Call) -> None:
 
 
 def _dense(call: Call) -> list[int]:
-    """Which of the gradients come to be compressed."""
+    """Return the gradients that are compressed."""
     return [i for i, g in enumerate(call.gradients) if g is not None and not isinstance(g, tf.IndexedSlices)]
 
 
@@ -321,7 +321,7 @@ def _shaped(gradient: Tensor, parameter: Any) -> Tensor:
 
 
 def _sparse(call: Call) -> list[int]:
-    """Which of the gradients are gathered as they are."""
+    """Return the gradients that are gathered uncompressed."""
     return [i for i, g in enumerate(call.gradients) if isinstance(g, tf.IndexedSlices)]
 
 

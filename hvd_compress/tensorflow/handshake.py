@@ -48,7 +48,7 @@ class Said(NamedTuple):
 
 
 class Question:
-    """Whether all ranks compress a list of gradients alike; asked when it is made.
+    """Agreement of all ranks on the compression of a list of gradients, verified at creation.
 
     Args:
         facts: From `agreement.describe`.
@@ -146,7 +146,7 @@ class _Talk:
             agreement.check("\n".join(one.facts for one in said).encode())
 
     def _forget(self, error: BaseException | None = None) -> None:
-        """Give up all that is open."""
+        """Abandon all open handshakes."""
         for question in self._open:
             question.error = error
         self._open = []

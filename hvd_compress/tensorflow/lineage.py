@@ -1,4 +1,4 @@
-"""Which session goes on with what another one kept.
+"""Succession of sessions: which one takes over the state of another.
 
 When a layer is unfrozen, gradients come for another list of variables, and there is a new session. The graph of the old
 one may still be called, as where two lists take turns, so the old session stays. What counts once, such as a residual,

@@ -326,7 +326,7 @@ def _true(gradient: Tensor, scale: Tensor | None) -> Tensor:
 
 
 def _fit(totals: list[Tensor | None], gradients: list[Tensor], scale: Tensor | None, factor: float) -> Tensor:
-    """Whether the results, which are the same on all ranks, are in the range of their dtypes.
+    """Return whether the results, which are the same on all ranks, are in the range of their dtypes.
 
     Asked only of those that can leave it: in 16 bits, or multiplied by a scale.
     """

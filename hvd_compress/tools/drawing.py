@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 INK, GREY, PALE = "#1d2126", "#767c84", "#c9cdd2"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Those of Okabe and Ito's that can be told apart with any eyes and are seen on white."""
+"""Colours of Okabe and Ito that are visible on white and distinguishable for the colour-blind."""
 
 BASELINES = {"fp16": INK, "none": GREY}
 """The colours of Horovod's own methods, which stand back."""

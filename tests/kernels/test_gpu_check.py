@@ -21,7 +21,7 @@ def test_without_a_gpu_it_runs_and_says_what_it_did_not(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
     found = {result["check"]: result for result in json.loads(results.read_text())["results"]}
     states = {name: result["state"] for name, result in found.items()}
-    assert states.pop("kernels against the oracle") == "passed"
+    assert states["kernels against the oracle"].endswith("passed in Triton's interpreter")
     assert all(state.startswith("not run: no GPU") for state in states.values()), states
     rows = found["steps of DistributedDataParallel"]["rows"]
     assert {row["ranks"] for row in rows} == {1, 2} and len(rows) == 14

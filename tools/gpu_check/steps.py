@@ -1,4 +1,4 @@
-"""Whole steps of DistributedDataParallel: time, launches, synchronisations, memory."""
+"""Steps of DistributedDataParallel with the gradients of ResNet-50: time, launches, synchronisations, memory."""
 
 from __future__ import annotations
 
@@ -12,27 +12,57 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hvd_compress.core.bucket import Shape
 from hvd_compress.distributed import Compression
+from hvd_compress.tools.bench.distributed.shapes import resnet50
 
 _spawn: Any = torch.multiprocessing.spawn  # type: ignore[attr-defined]
 
 SPECS = ["", "none", "fp16", "topk:ratio=0.01", "powersgd:rank=4", "qsgd", "efsignsgd"]
 """Methods; the empty one is DistributedDataParallel without a hook."""
 
-WIDTH, LAYERS, BATCH = 1024, 24, 64
+SMALL = [(64, 64), (64,), (64, 64)]
 WARMUP, STEPS = 5, 20
+TIME_LIMIT = 100
+"""Seconds of all methods with one backend."""
+
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx")
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+
+
+class Given(nn.Module):
+    """Parameters whose gradients are given: computing them costs nothing.
+
+    Args:
+        shapes: Shapes of the parameters.
+        seed: Seed of the gradients.
+    """
+
+    def __init__(self, shapes: list[Shape], seed: int) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(seed)
+        self.weights = nn.ParameterList(torch.zeros(shape) for shape in shapes)
+        for number, shape in enumerate(shapes):
+            self.register_buffer(f"gradient{number}", torch.randn(shape, generator=draw))
+
+    def forward(self) -> Tensor:
+        """Return a loss with these gradients."""
+        products = [(weight * grad).sum() for weight, grad in zip(self.weights, self.buffers(), strict=True)]
+        return torch.stack(products).sum()
 
 
 def measure(backend: str, ranks: int, cpu: bool) -> list[dict[str, Any]]:
     """Return a row per method, as rank 0 measured it."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            _spawn(_rank, (ranks, backend, cpu, folder), nprocs=ranks)
+            ended = _spawn(_rank, (ranks, backend, cpu, folder), nprocs=ranks, join=False)
+            deadline = time.monotonic() + TIME_LIMIT
+            while not ended.join(timeout=1):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"no end after {TIME_LIMIT} s")
         except Exception as error:
             return [*_written(folder), {"backend": backend, "ranks": ranks, "error": str(error)[-1000:]}]
         return _written(folder)
@@ -57,18 +87,16 @@ def _rank(rank: int, ranks: int, backend: str, cpu: bool, folder: str) -> None:
 
 def _steps(spec: str, rank: int, cpu: bool) -> dict[str, Any]:
     device = "cpu" if cpu else "cuda"
-    width, layers, count = (64, 3, 3) if cpu else (WIDTH, LAYERS, STEPS)
-    torch.manual_seed(0)
-    parts = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]
-    model = DistributedDataParallel(nn.Sequential(*parts).to(device), gradient_as_bucket_view=True)
+    shapes, count = (SMALL, 3) if cpu else (resnet50(), STEPS)
+    module = Given(shapes, rank).to(device)
+    model = DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
     if spec:
         Compression.parse(spec).register(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    x = torch.randn(BATCH, width, generator=torch.Generator().manual_seed(rank)).to(device)
 
     def step() -> None:
         optimizer.zero_grad()
-        model(x).square().mean().backward()
+        model().backward()
         optimizer.step()
 
     for _ in range(2 if cpu else WARMUP):
@@ -103,4 +131,5 @@ def _counted(step: Any) -> dict[str, int]:
     return {
         "launches": sum(found.get(name, 0) for name in LAUNCHES),
         "synchronisations": sum(found.get(name, 0) for name in WAITS) - 1,  # that of this function
+        "copies from and to pageable memory": sum(n for name, n in found.items() if "Pageable" in name),
     }

@@ -1,4 +1,4 @@
-"""What compiled loops do to bits and numba has no words for."""
+"""Bit operations that numba lacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numba import types
 from numba.extending import intrinsic
 
 Found: TypeAlias = tuple[Any, Any]
-"""What numba asks of an intrinsic: its signature, and what writes its instructions."""
+"""Result of an intrinsic: its signature, and the function that emits its instructions."""
 
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 """The bits of a float32 without its sign; those of magnitudes are in the order of the magnitudes."""
@@ -85,7 +85,7 @@ def lowest_bit(typing: Any, x: Any) -> Found:
 
 @instruction
 def large_among(typing: Any, x: Any, start: Any, threshold: Any) -> Found:
-    """Which of 64 magnitudes from ``x[start]`` on have bits that are not below a threshold: the bits of a uint64."""
+    """Return a uint64 whose bits say which of the 64 magnitudes from ``x[start]`` on reach a threshold."""
 
     def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, arguments[0])

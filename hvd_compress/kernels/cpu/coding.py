@@ -128,7 +128,7 @@ def _keys(seed: int) -> tuple[Any, Any]:
 
 
 def _both(scales: Floats, kind: int) -> Floats:
-    """What stands for each sign, shape (rows, 2, blocks)."""
+    """Return the value of each sign, shape (rows, 2, blocks)."""
     count = len(scales)
     if kind == 2:
         return scales.reshape(count, 2, -1)

@@ -24,7 +24,7 @@ def to_steps(x: Floats, ends: Floats, top: int) -> Bytes:
 
 
 def from_steps(codes: Bytes, ends: Floats, top: int) -> Floats:
-    """What steps stand for."""
+    """Decode steps."""
     found = np.empty(codes.size, np.float32)
     _from_steps(codes, ends[0], ends[1], np.float32(top), found)
     return found

@@ -29,6 +29,6 @@ def scrambled(index: Any, seed: Any, key: Any) -> Any:
 
 @part
 def coin(start: Any, i: Any, seed: Any, key: Any) -> Any:
-    """What `Ops.uniform` gives for the index ``start + i``, in units of `UNIT`."""
+    """Return the number of `Ops.uniform` for the index ``start + i``, in units of `UNIT`."""
     x = scrambled(np.uint32(start + np.uint32(i)), seed, key)
     return np.float32(np.int32(x >> np.uint32(8)))

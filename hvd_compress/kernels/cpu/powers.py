@@ -42,7 +42,7 @@ def _exponent(x: Any, index: Any, seed: Any, key: Any) -> Any:
 
 @part
 def _power(code: Any, top: Any) -> Any:
-    """What a code stands for, where that of the largest magnitude has the exponent ``top``."""
+    """Decode a power of two; ``top`` is the exponent of the largest magnitude."""
     below = np.int32(code & 127)
     exponent = max(np.int32(0), min(np.int32(below + top - np.int32(EXPONENTS)), np.int32(254)))
     magnitude = float_of(np.uint32(np.uint32(exponent) << np.uint32(23)))

@@ -26,7 +26,7 @@ def add_at(total: Floats, indices: Indices, values: Floats) -> Floats:
 
 
 def ascending(indices: Indices, n: int) -> bool:
-    """Whether indices ascend strictly within ``0 .. n-1``."""
+    """Return whether indices ascend strictly within ``0 .. n-1``."""
     return bool(_ascending(indices, n))
 
 

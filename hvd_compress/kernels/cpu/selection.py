@@ -1,4 +1,4 @@
-"""Which coordinates are large."""
+"""Select large coordinates."""
 
 from __future__ import annotations
 

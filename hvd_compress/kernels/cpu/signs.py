@@ -51,7 +51,7 @@ def _sums(x: Any) -> Any:
 
 @part
 def _scales(x: Any, kind: Any) -> Any:
-    """What stands for what is not negative, and for the rest."""
+    """Return the values of nonnegative and of negative coordinates."""
     if kind == 0:
         return np.float32(1), np.float32(-1)
     if kind == 1:

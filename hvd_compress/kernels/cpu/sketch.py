@@ -69,7 +69,7 @@ def read(cells: Indices, order: Indices, where: Indices, sums: Indices) -> Indic
 
 @part
 def _nothing(run: Any) -> Any:
-    """Whether all of a whole run is zero."""
+    """Return whether a whole run is zero."""
     bits = np.uint8(0)
     for i in range(_RUN):
         bits |= run[i]

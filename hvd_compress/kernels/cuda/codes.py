@@ -1,4 +1,4 @@
-"""How codes lie in bytes (see `hvd_compress.ops.packing`), in Triton."""
+"""Layout of codes in bytes (see `hvd_compress.ops.packing`), in Triton."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _GROUP = tl.constexpr(GROUP)
 
 @part
 def run_of(groups: tl.tensor, n: tl.tensor, LANES: tl.constexpr) -> tl.tensor:
-    """How many bytes each group takes in a plane of ``8 / LANES`` bits; none behind the end."""
+    """Return the bytes of each group in a plane of ``8 / LANES`` bits; 0 beyond the end."""
     whole = n // _GROUP
     rest = (n - whole * _GROUP + LANES - 1) // LANES
     return tl.where(groups < whole, _GROUP // LANES, tl.where(groups == whole, rest, 0)).to(tl.int32)

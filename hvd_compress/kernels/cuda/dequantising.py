@@ -30,7 +30,7 @@ def _value(
     MANTISSA: tl.constexpr,
     SMALLEST: tl.constexpr,
 ) -> tl.tensor:
-    """What one row says of some coordinates."""
+    """Decode some coordinates of one row."""
     if KIND == "powers":
         return power(tl.load(row + 1 + index, mask=ok, other=0).to(tl.int32), tl.load(row).to(tl.int32))
     elif KIND == "bfloat16":

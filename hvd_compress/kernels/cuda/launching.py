@@ -1,4 +1,4 @@
-"""What all launches of kernels have in common."""
+"""Launch kernels."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def warps_for(elements: int) -> int:
 
 
 def tiles(n: int, size: int = TILE) -> int:
-    """How many tiles cover ``n`` elements."""
+    """Return how many tiles cover ``n`` elements."""
     return -(-n // size)
 
 

@@ -22,7 +22,7 @@ def nearest(x: tl.tensor) -> tl.tensor:
 
 @part
 def power(codes: tl.tensor, top: tl.tensor) -> tl.tensor:
-    """What codes of powers of two stand for: float32."""
+    """Decode powers of two: float32."""
     below = codes % (_EXPONENTS + 1)
     exponents = tl.minimum(tl.maximum(below + top - _EXPONENTS, 0), 254)
     magnitude = (exponents << 23).to(tl.float32, bitcast=True)

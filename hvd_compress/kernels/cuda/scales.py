@@ -58,7 +58,7 @@ def _sums(x: Tensor, blocks: Blocks, signs: bool) -> Tensor:
 
 
 def scales(x: Tensor, code: Code, blocks: Blocks) -> Tensor:
-    """What a code takes for the scales of its blocks: float32, shape (scales, blocks)."""
+    """Return the scales of all blocks: float32, shape (scales, blocks)."""
     if code.kind == "one":
         return torch.empty((0, blocks.number), dtype=torch.float32, device=x.device)
     starts = torch.arange(blocks.number, device=x.device, dtype=torch.float64) * blocks.size

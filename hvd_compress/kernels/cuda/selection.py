@@ -1,4 +1,4 @@
-"""Which coordinates are sent: exact top-k without a word to the host, and all that reach a threshold."""
+"""Select coordinates: exact top-k without a synchronisation, and all that reach a threshold."""
 
 from __future__ import annotations
 
@@ -127,12 +127,12 @@ def _kth(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _counted(x: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
-    """For each tile how many magnitudes are above a limit, and how many are equal to it: int32."""
+    """Count the magnitudes above a limit and equal to it, per tile: int32."""
     above, equal = torch.empty((2, tiles(x.numel())), dtype=torch.int32, device=x.device)
     launch(_count, tiles(x.numel()), x, least, above, equal, x.numel(), SIZE=TILE)
     return above, equal
 
 
 def _before(counts: Tensor) -> Tensor:
-    """For each tile, the sum over those before it."""
+    """Return the sum over all previous tiles, per tile."""
     return counts.cumsum(0, dtype=torch.int32) - counts

@@ -156,13 +156,13 @@ class CompressedBoundary(tf.keras.layers.Layer):  # type: ignore[misc]  # Keras 
         return BoundaryStats(*(Traffic.of(meter) for meter in self._meters))
 
     def get_config(self) -> dict[str, Any]:
-        """What makes a layer like this one, without what it remembers. Operators are specs."""
+        """Return the arguments of an equal layer, without its state. Operators are specs."""
         config: dict[str, Any] = super().get_config()
         return config | self.settings.specs()
 
 
 def _recomputed() -> str:
-    """Which function of ``tf.recompute_grad`` calls: `_FIRST` in the forward pass, `_AGAIN` in that back, or none."""
+    """Return which pass of ``tf.recompute_grad`` calls: `_FIRST` (forward), `_AGAIN` (recomputation), or none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -173,7 +173,7 @@ def _recomputed() -> str:
 
 
 def _on_host(function: Callable[..., Arr], x: Tensor, *more: Tensor) -> Tensor:
-    """What a function of numpy arrays makes of a tensor: shape and dtype of ``x``.
+    """Apply a function of numpy arrays to a tensor: shape and dtype of ``x``.
 
     In a graph such calls have effects, so each is run once, in the order of the program.
     """

@@ -119,5 +119,5 @@ class _Pass(torch.autograd.Function):
 
 
 def mask_of(y: Tensor) -> Tensor:
-    """Where an activation that has arrived is not zero: the same at both ends."""
+    """Return where a received activation is not zero: the same at both ends."""
     return torch.nonzero(y.reshape(-1)).flatten()

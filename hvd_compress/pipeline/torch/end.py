@@ -113,13 +113,13 @@ class End:
         self._link.flush(timeout=5)
 
     def stats(self) -> BoundaryStats:
-        """What this end has sent and received in training."""
+        """Traffic of this end in training."""
         sent, received = Traffic.of(self._sent), Traffic.of(self._received)
         return BoundaryStats(sent, received) if self._ahead else BoundaryStats(received, sent)
 
 
 def silence(peer: str, timeout: float) -> str:
-    """What to say where a message does not come."""
+    """Return the error for a message that does not come."""
     return (
         f"no message came from {peer} within {timeout:g} s: its process has ended or hangs, or its step takes longer:"
         " then make the pipeline with a longer timeout="

@@ -33,7 +33,7 @@ _NAMES = 256
 """After so many messages names come again; there are never as many under way."""
 
 _SETS: dict[tuple[int, ...], hvd.ProcessSet] = {}
-"""Those that were made, as Horovod makes each only once."""
+"""Process sets so far, as Horovod creates each only once."""
 
 
 def rank_and_size() -> tuple[int, int]:
@@ -79,7 +79,7 @@ def _require() -> None:
 
 
 def _leave_together() -> None:
-    """At the end of the program, wait for all ranks: stages end apart, and Horovod ends as soon as one of them leaves.
+    """Wait for all ranks at the end of the program, as Horovod ends as soon as one stage leaves.
 
     A rank that ends by an exception leaves at once, so that others learn of it; nobody waits for longer than a minute.
     """
@@ -145,12 +145,12 @@ class HorovodLink:
 
 
 def _names(direction: str) -> Iterator[str]:
-    """Of the messages of a direction, in order: both ends count alike, as nothing else goes there."""
+    """Return the names of the messages of a direction, in order; both ends count alike."""
     return (f"{direction}.{number % _NAMES}" for number in itertools.count())
 
 
 def _wait(handle: int, timeout: float) -> bool:
-    """Whether a collective is done within so many seconds."""
+    """Return whether a collective is done within so many seconds."""
     end = time.monotonic() + timeout
     while not hvd.poll(handle):
         if time.monotonic() >= end:

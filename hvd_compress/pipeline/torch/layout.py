@@ -1,4 +1,4 @@
-"""Which rank has which stage, and its links to the stages before and after."""
+"""Assignment of stages to ranks, and links between neighbouring stages."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hvd_compress.errors import SpecError
 from hvd_compress.pipeline.torch.end import Link
 
 _PIPELINES = itertools.count()
-"""Those of this process: all ranks make them in one order, so that the names of messages can tell them apart."""
+"""Numbers of the pipelines of this process, made in the same order on all ranks; part of the names of messages."""
 
 
 class Layout(NamedTuple):
-    """Where a rank is.
+    """Place of a rank in the pipeline.
 
     Attributes:
         rank: This process.
@@ -27,17 +27,17 @@ class Layout(NamedTuple):
 
     @property
     def stage(self) -> int:
-        """Of this rank."""
+        """Stage of this rank."""
         return self.rank % self.stages
 
     @property
     def replica(self) -> int:
-        """That this rank is part of."""
+        """Replica of this rank."""
         return self.rank // self.stages
 
     @property
     def replicas(self) -> int:
-        """How many there are."""
+        """Number of replicas."""
         return self.ranks // self.stages
 
     def neighbour(self, step: int) -> int | None:
@@ -59,7 +59,7 @@ class Layout(NamedTuple):
 
 
 class Connection(NamedTuple):
-    """How a rank reaches others.
+    """Links of a rank to others.
 
     Attributes:
         layout: Where it is.

@@ -213,7 +213,7 @@ class Pipeline:
 
 
 def _settings(boundary: Boundaries | None, places: int) -> list[Settings]:
-    """Those of each place between two stages."""
+    """Return the settings of each boundary."""
     if boundary is None:
         boundary = CompressedBoundary()
     if isinstance(boundary, CompressedBoundary):

@@ -10,7 +10,7 @@ from hvd_compress.pipeline.wire import Bytes
 
 
 def call_of(x: Tensor, training: bool, ids: Ids = None) -> Call:
-    """What the other end is to know of a tensor.
+    """Description of a tensor for the other end.
 
     Raises:
         BoundaryError: If a boundary cannot carry it.

@@ -1,4 +1,4 @@
-"""Which methods pay: from a comparison to verdicts."""
+"""Derive verdicts from a comparison: which methods pay."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Judgement(NamedTuple):
 
 
 Reached = Mapping[int, Reach | None]
-"""By seed."""
+"""Outcomes by seed."""
 
 
 def baseline(comparison: Comparison) -> str:

@@ -37,7 +37,7 @@ def with_span(found: Spread, form: Callable[[float], str]) -> str:
 
 
 class Reach(NamedTuple):
-    """When a training reached the target."""
+    """Time at which a training reached the target."""
 
     seconds: float  # Training time
     steps: float  # Steps, with a fraction

@@ -16,7 +16,7 @@ from hvd_compress.tools.doctor.rules import Finding, needs_binding, usable
 from hvd_compress.tools.doctor.trial import MARK
 
 _LINES = 5
-"""How much is shown of what a job printed before it failed."""
+"""Lines that are shown of the output of a failed job."""
 
 _QUIET = {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 """There may be more ranks than cores, and the output is to be short."""

@@ -72,7 +72,7 @@ def gain(spec: str, setup: Setup, rates: Rates, constants: Constants) -> float:
 
 
 class Crossing(NamedTuple):
-    """Where one method becomes faster than another one."""
+    """Point from which one method is faster than another one."""
 
     ranks: int  # The first world size at which it is ahead
     before: str  # The spec that goes by allgather

@@ -38,7 +38,7 @@ class Target(NamedTuple):
 
     @property
     def tree(self) -> bool:
-        """Whether small messages go along trees, and not round a ring."""
+        """Whether small messages use trees instead of rings."""
         return self.backend == "nccl"
 
     def check(self, setup: Setup, constants: Constants) -> None:

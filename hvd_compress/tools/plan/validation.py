@@ -112,7 +112,7 @@ class Cell(NamedTuple):
 
     @property
     def error(self) -> float:
-        """How much too long the prediction is, as a share of what was measured."""
+        """Relative error of the prediction."""
         return self.predicted / self.measured - 1
 
 

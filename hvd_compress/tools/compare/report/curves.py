@@ -20,7 +20,7 @@ LOG_FROM = 8.0
 """An axis of times is logarithmic if the longest training took so many times as long as the shortest."""
 
 _CLEAR = 3.0
-"""How far towards the bad side a picture goes: so many times the range in which the trainings end."""
+"""Extent of a picture towards the bad side, as a multiple of the range in which the trainings end."""
 
 
 class Line(NamedTuple):

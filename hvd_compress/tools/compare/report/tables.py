@@ -20,7 +20,7 @@ WIDE = 120
 """Columns of a terminal in which there is room for more than what counts most."""
 
 PAGE = 1000
-"""As wide as need be: all columns."""
+"""Width that is enough for all columns."""
 
 
 class Cell(NamedTuple):

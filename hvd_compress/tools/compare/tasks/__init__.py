@@ -27,7 +27,7 @@ _PLACES = {
     "torch": {"digits": "torch_tasks:digits", "fashion": "torch_tasks:fashion", "lm": "torch_lm:lm"},
     "keras": {"digits": "keras_tasks:digits", "fashion": "keras_tasks:fashion"},
 }
-"""Where the builder of a task is in this package, by framework."""
+"""Modules and functions of the tasks of this package, by framework."""
 
 _PLACES["ddp"] = _PLACES["torch"]
 

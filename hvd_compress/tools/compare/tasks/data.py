@@ -21,7 +21,7 @@ DIGITS = 1408
 """Images to train on: 44 minibatches of 32, as many for each of 1, 2 or 4 ranks."""
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
-"""Where Debian's package ``dataset-fashion-mnist`` puts its files."""
+"""Folder of Debian's package ``dataset-fashion-mnist``."""
 
 SIDE = 28
 _CLASSES = 10
