@@ -278,6 +278,9 @@ class ShardedReducer:
         handshake = Handshake(facts, place_of(fact.name for fact in self._facts), transport)
         handshake.wait()
         self.job = handshake.verify()
+        for name, unit in self._units.items():
+            lanes = unit.transport.lanes([""])
+            self._units[name] = unit._replace(transport=lanes[""] if lanes else unit.transport)
         self._agreed = True
 
     def _settle(self) -> None:

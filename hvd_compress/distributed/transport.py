@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,13 +29,33 @@ from hvd_compress.core.collectives import AllGather, AllReduce, AllToAll, Broadc
 from hvd_compress.core.lowering import LACKS
 from hvd_compress.errors import ExchangeError
 
-_MOST_LANES = 4
-"""Buckets with a connection of their own; each takes two threads and a socket per rank."""
+_MOST_CONNECTIONS = 256
+"""Connections of a rank for buckets of their own; with more of them, buckets take turns."""
 
 _SERIALS: WeakKeyDictionary[dist.ProcessGroup, count[int]] = WeakKeyDictionary()
 """Numbers of the connections of each process group, the same on all ranks."""
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+
+
+@atexit.register
+def _release_tensors() -> None:
+    """Let Gloo's threads release their last tensors: one that asks for the GIL later aborts the process."""
+    time.sleep(0.05)
+
+
+class _Both(NamedTuple):
+    """Handle of two collectives."""
+
+    first: Any
+    second: Any
+
+    def is_completed(self) -> bool:
+        return bool(self.first.is_completed()) and bool(self.second.is_completed())
+
+    def wait(self) -> None:
+        self.first.wait()
+        self.second.wait()
 
 
 class Pending(NamedTuple):
@@ -65,16 +87,18 @@ class Pending(NamedTuple):
 class GroupTransport:
     """The ranks of a process group, over Gloo, NCCL or MPI.
 
-    Collectives of a process group have no names: all ranks must start them in the same order. Over Gloo, each of a few
-    buckets therefore has a connection of its own, so that its second round need not wait for other buckets.
+    Collectives of a process group have no names: all ranks must start them in the same order. Over Gloo, each
+    bucket therefore has connections of its own, so that its second round need not wait for other buckets.
 
     Attributes:
         group: The process group, or a backend of its kind.
         world: This process among those of the group.
+        back: Another backend, for what an alltoall sends to lower ranks; None to use ``group``.
     """
 
     group: Any
     world: World
+    back: Any = field(default=None, compare=False)
     _lanes: dict[str, GroupTransport] = field(default_factory=dict, compare=False)
 
     ordered = True
@@ -89,18 +113,20 @@ class GroupTransport:
 
         All ranks call it at the same time.
         """
-        if not self._over_gloo or self.world.size == 1 or len(keys) > _MOST_LANES:
+        connections = 2 * len(keys) * (self.world.size - 1)
+        if not self._over_gloo or not 0 < connections <= _MOST_CONNECTIONS:
             return None
         for key in keys:
             if key not in self._lanes:
-                self._lanes[key] = self._lane()
+                self._lanes[key] = GroupTransport(self._connect(), self.world, self._connect())
         return self._lanes
 
-    def _lane(self) -> GroupTransport:
+    def _connect(self) -> Any:
+        """Return a backend with connections of its own among these ranks."""
         serial = next(_SERIALS.setdefault(self.group, count()))
         store = PrefixStore(f"hvd_compress.{serial}", _get_process_group_store(self.group))
         options = self.group._get_backend(torch.device("cpu")).options
-        return GroupTransport(ProcessGroupGloo(store, self.world.rank, self.world.size, options), self.world)
+        return ProcessGroupGloo(store, self.world.rank, self.world.size, options)
 
     @cached_property
     def _over_gloo(self) -> bool:
@@ -156,6 +182,8 @@ class GroupTransport:
             return self._gather_ragged(array) if message.ragged else self._gather(array)
         if isinstance(message, AllToAll):
             reply = torch.empty_like(array)
+            if self.back is not None and not array.is_cuda:
+                return Pending(self._exchange(array, reply, self.back), lambda: reply)
             work = self.group.alltoall_base(reply.view(-1), array.view(-1), [], [], AllToAllOptions())
             return Pending(work, lambda: reply.view(self.world.size, -1))
         assert isinstance(message, Broadcast)
@@ -163,6 +191,25 @@ class GroupTransport:
         options_of_root = BroadcastOptions()
         options_of_root.rootRank = message.root
         return Pending(self.group.broadcast([array], options_of_root), lambda: array)
+
+    def _exchange(self, array: Tensor, reply: Tensor, back: Any) -> _Both:
+        """Send rows to higher ranks by one connection and to lower ones by another.
+
+        A connection of Gloo has half its speed if both ends send at the same time.
+        """
+        rank, size, n = self.world.rank, self.world.size, array.shape[1]
+        reply[rank] = array[rank]
+        below, above = [n] * rank + [0] * (size - rank), [0] * (rank + 1) + [n] * (size - rank - 1)
+        sides = (
+            (self.group, reply[:rank], array[rank + 1 :], below, above),
+            (back, reply[rank + 1 :], array[:rank], above, below),
+        )
+        return _Both(
+            *(
+                group.alltoall_base(to.view(-1), rows.view(-1), counts, sent, AllToAllOptions())
+                for group, to, rows, counts, sent in sides
+            )
+        )
 
     def _gather(self, array: Tensor) -> Pending:
         rows = array.new_empty(self.world.size, array.numel())
