@@ -111,9 +111,7 @@ def test_lossless_equals_plain_ddp(mode: str, spec: str) -> None:
 
 @pytest.mark.parametrize("most", [0, 256])
 @pytest.mark.parametrize("merge", ["layer", 3])
-def test_any_number_of_buckets_equals_plain_ddp(
-    merge: str | int, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_number_of_buckets_equals_plain_ddp(merge: str | int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over Gloo, buckets have connections of their own, unless there would be too many: then they take turns."""
     monkeypatch.setattr("hvd_compress.distributed.transport._MOST_CONNECTIONS", most)
     compression = Compression.parse("topkc:ratio=1.0,vectors=on,min_size=0", merge=merge)
