@@ -13,6 +13,7 @@ from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method, Wrapper
 from hvd_compress.methods.cast import Dense
 from hvd_compress.wrappers.error_feedback import EF21, ErrorFeedback
+from hvd_compress.wrappers.hierarchy import Hierarchical
 from hvd_compress.wrappers.measure import Measured
 from hvd_compress.wrappers.momentum import Momentum, MomentumCorrection
 from hvd_compress.wrappers.router import Everywhere, Routable, Router, Selective, routed
@@ -35,6 +36,8 @@ OPTIONS: dict[str, Any] = {
     "min_size": 1024,
     "vectors": False,
     "dense": "none",
+    "hierarchical": False,
+    "inside": "none",
     "start": 0,
     "warmup": 0,
     "every": 0,
@@ -43,7 +46,7 @@ OPTIONS: dict[str, Any] = {
 }
 """Options that choose where and when to compress, with their defaults."""
 
-_WORDS: dict[str, list[str]] = {"dense": list(DENSE), "feedback": ["on", "off", "ef21"]}
+_WORDS: dict[str, list[str]] = {"dense": list(DENSE), "inside": list(DENSE), "feedback": ["on", "off", "ef21"]}
 """Allowed words of enumerated options."""
 
 _MINOR = ("values", "twoway", "block", "seed")
@@ -73,6 +76,8 @@ def parse(spec: str) -> Router:
       vectors, and ``dense=none|fp16`` is the method of skipped gradients;
     * schedule: ``start=steps`` (dense steps first), ``warmup=steps`` (lower the ratio in stages), ``every=n`` (a dense
       step every n steps) and ``delay=k`` (see `hvd_compress.wrappers.schedule.Delayed`);
+    * nodes with several ranks: ``hierarchical=on`` sums without compression within a node, in 16 bits with
+      ``inside=fp16``, and compresses between nodes (see `hvd_compress.wrappers.hierarchy.Hierarchical`);
     * ``measure=on|off``: compare each sum with the exact one, at the cost of an uncompressed allreduce.
 
     Args:
@@ -188,6 +193,11 @@ def _option_defaults(cls: type[Method]) -> dict[str, Any]:
 
 def _compose(method: Method, o: Mapping[str, Any]) -> Router:
     """Wrap a method as its options say."""
+    if o.get("inside", "none") != "none" and not o["hierarchical"]:
+        raise SpecError(f"inside={o['inside']} has no effect without hierarchical=on: add it, or leave out inside")
+    if o.get("hierarchical"):
+        masks = bool(o["momentum"]) and o["feedback"] == "on"
+        method = Hierarchical(method, o["inside"], masks)
     remembering = _remember(method, o)
     if method.linear:
         return Everywhere(remembering)
@@ -262,10 +272,13 @@ def _decompose(router: Router) -> tuple[Method | None, dict[str, Any]]:
         options["start"] = dense_until[-1] if dense_until else 0
         options["warmup"] = inner.stages[-1].until - options["start"] if inner.stages else 0
         options["every"], inner = inner.every, inner.inner
-    if isinstance(inner, Wrapper):
+    if isinstance(inner, Wrapper) and not isinstance(inner, Hierarchical):
         options["feedback"] = {Momentum: "off", EF21: "ef21"}.get(type(inner), "on")
         options |= {key: getattr(inner, key) for key in MEMORY if hasattr(inner, key)}
         options["memory"], inner = inner, inner.inner
+    if isinstance(inner, Hierarchical):
+        options |= {"hierarchical": True, "inside": inner.inside}
+        inner = inner.inner
     return inner, options
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from worlds import Arr, bucket_of, normal
 
 from hvd_compress import parse
-from hvd_compress.core.collectives import Collective
+from hvd_compress.core.collectives import Collective, World
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Example, Method, Wrapper
@@ -43,7 +43,7 @@ def way(spec: str) -> tuple[tuple[str, str, bool], ...]:
         ragged = getattr(message, "ragged", False)
         sent[type(message).__name__, str(np.asarray(message.array).dtype), ragged] = None
 
-    lockstep(ops, method, bucket, normal(bucket, 2), [method.init(ops, bucket, 2) for _ in range(2)], note)
+    lockstep(ops, method, bucket, normal(bucket, 2), [method.init(ops, bucket, World(0, 2)) for _ in range(2)], note)
     return tuple(sent)
 
 

@@ -7,6 +7,7 @@ import pytest
 from worlds import FRAMEWORKS, bucket_of, normal, ops_of
 
 from hvd_compress import parse
+from hvd_compress.core.collectives import World
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.methods.base import Method
 from hvd_compress.wrappers.measure import Measured, vnmse
@@ -23,7 +24,7 @@ def test_the_error_is_that_of_the_definition(spec: str, framework: str) -> None:
     ops, bucket = ops_of(framework), bucket_of((30, 40))
     plain, measured = core(spec), core(f"{spec}{',' if ':' in spec else ':'}measure=on")
     assert measured == Measured(plain)
-    states = [[method.init(ops, bucket, 2) for _ in range(2)] for method in (plain, measured)]
+    states = [[method.init(ops, bucket, World(0, 2)) for _ in range(2)] for method in (plain, measured)]
     error = norm = 0.0
     for step in range(3):
         xs = normal(bucket, 2, seed=step)

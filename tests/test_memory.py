@@ -9,6 +9,7 @@ import pytest
 from worlds import FRAMEWORKS, Arr, bucket_of, leaves, normal, ops_of
 
 from hvd_compress import parse
+from hvd_compress.core.collectives import World
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.core.state_tree import flatten, unflatten
 from hvd_compress.errors import SpecError
@@ -32,7 +33,7 @@ class Run:
 
     def __init__(self, method: Method, ranks: int = 2, framework: str = "numpy") -> None:
         self.ops, self.method, self.ranks, self.number = ops_of(framework), method, ranks, 0
-        self.states: list[Any] = [method.init(self.ops, BUCKET, ranks) for _ in range(ranks)]
+        self.states: list[Any] = [method.init(self.ops, BUCKET, World(0, ranks)) for _ in range(ranks)]
 
     def step(self, xs: list[Arr] | None = None) -> tuple[list[Arr], Arr]:
         """Gives the gradients and the total."""
@@ -254,7 +255,7 @@ def test_a_residual_counts_as_a_part_of_the_gradient(spec: str, framework: str) 
     bucket = bucket_of((40, 25))
     method = parse(spec + ",min_size=0").route("", (40, 25))
     ops = ops_of(framework)
-    states: list[Any] = [method.init(ops, bucket, 2) for _ in range(2)]
+    states: list[Any] = [method.init(ops, bucket, World(0, 2)) for _ in range(2)]
     for step in range(7):
         xs = normal(bucket, 2, seed=step)
         results = lockstep(ops, method, bucket, [x.copy() for x in xs], states)
@@ -281,4 +282,4 @@ def without_residual(ops: Ops, state: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("spec", ["dgc", "topk:feedback=off", "topk:feedback=ef21", "qsgd"])
 def test_what_is_kept_in_another_way_is_not_added_to_the_gradient(spec: str) -> None:
     method = parse(spec).route("", (40, 25))
-    assert method.residual(method.init(NumpyOps(), bucket_of((40, 25)), 2)) is None
+    assert method.residual(method.init(NumpyOps(), bucket_of((40, 25)), World(0, 2))) is None

@@ -50,7 +50,7 @@ def test_a_method_that_gains_nothing_is_not_used() -> None:
 def test_start_is_dense_and_leaves_no_residual(framework: str) -> None:
     ops, bucket = ops_of(framework), bucket_of((50, 40))
     method = parse("topk:ratio=0.01,start=2").core
-    states = [method.init(ops, bucket, 2) for _ in range(2)]
+    states = [method.init(ops, bucket, World(0, 2)) for _ in range(2)]
     for step in range(4):
         xs = normal(bucket, 2, seed=step)
         results = lockstep(ops, method, bucket, [x.copy() for x in xs], states)
@@ -69,7 +69,7 @@ def test_start_is_dense_and_leaves_no_residual(framework: str) -> None:
 def test_warmup_sends_less_and_less(framework: str) -> None:
     ops, bucket = ops_of(framework), bucket_of((100, 100))
     method = parse("topk:ratio=0.00001,warmup=4,feedback=off").core
-    state, sent = method.init(ops, bucket, 1), []
+    state, sent = method.init(ops, bucket, World(0, 1)), []
     for step in range(6):
         (result,) = lockstep(ops, method, bucket, normal(bucket, 1, seed=step), [state])
         state = result.state
@@ -93,7 +93,7 @@ def test_every_third_step_sends_all_that_was_kept(options: str, framework: str) 
     """What all got until then is the sum of all gradients, and the residual is gone."""
     ops, bucket, size = ops_of(framework), bucket_of((50, 40)), 2
     method = parse(f"topk:ratio=0.01,{options}").core
-    states = [method.init(ops, bucket, size) for _ in range(size)]
+    states = [method.init(ops, bucket, World(0, size)) for _ in range(size)]
     got, true = np.zeros(2000), np.zeros(2000)
     for step in range(1, 13):
         xs = normal(bucket, size, seed=step)
@@ -171,9 +171,9 @@ def test_delayed_weights_are_those_of_the_paper(inner: str, framework: str) -> N
     """SGD with what each rank is handed ends where the paper's algorithm, written out, does."""
     method = Delayed(parse(inner).core, every=4)
     ops, bucket, n, lr = ops_of(framework), bucket_of((60,), dtype="float64"), 3, 0.1
-    states = [method.init(ops, bucket, n) for _ in range(n)]
+    states = [method.init(ops, bucket, World(0, n)) for _ in range(n)]
     plain = parse(inner).core
-    plain_states = [plain.init(ops, bucket, n) for _ in range(n)]
+    plain_states = [plain.init(ops, bucket, World(0, n)) for _ in range(n)]
     handed = [np.zeros(60) for _ in range(n)]
     shared, arriving = np.zeros(60), np.zeros(60)  # the paper: weights of the server, and the sum that is on its way
     for step in range(9):
@@ -215,7 +215,7 @@ class _Only(Wrapper):
 @pytest.mark.parametrize("options", ["", ",measure=on", ",warmup=4", ",warmup=4,measure=on", ",every=4"])
 def test_a_correction_sends_what_was_kept_however_deep(options: str) -> None:
     ops, bucket, method = ops_of("numpy"), bucket_of((50, 40)), parse(f"topk:ratio=0.01,delay=3{options}").core
-    state, kept, owed = method.init(ops, bucket, 1), [], np.zeros(bucket.numel)
+    state, kept, owed = method.init(ops, bucket, World(0, 1)), [], np.zeros(bucket.numel)
     for step in range(6):
         (x,) = normal(bucket, 1, seed=step)
         (result,) = lockstep(ops, method, bucket, [x.copy()], [state])

@@ -13,7 +13,7 @@ from hvd_compress import parse
 from hvd_compress.bucketing import Gradient, Merge, Planned, plan
 from hvd_compress.checkpoint.resharding import Kept, divisible, inherit
 from hvd_compress.checkpoint.state_dict import FORMAT, Saved, SavedSession, from_dict
-from hvd_compress.core.collectives import State
+from hvd_compress.core.collectives import State, World
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.core.state_tree import Role, filled, kinds
 from hvd_compress.errors import StateError
@@ -36,7 +36,7 @@ def carrier(spec: str) -> Method:
 
 
 def began(planned: list[Planned]) -> States:
-    return [[p.method.init(OPS, p.bucket, 2) for _ in range(2)] for p in planned]
+    return [[p.method.init(OPS, p.bucket, World(0, 2)) for _ in range(2)] for p in planned]
 
 
 def run(planned: list[Planned], states: States, steps: range) -> States:

@@ -88,7 +88,7 @@ def test_warmup_is_that_of_the_dgc_paper() -> None:
         ("topk:min_size=1.5", "min_size='1.5' is not allowed: min_size must be a whole number"),
         ("topk:start=-1", "start=-1 is not allowed"),
         ("topk:warmup=10", "warmup=10 is not allowed: warmup must be a multiple of 4"),
-        ("powersgd:warmup=8", "which has no ratio: take start=8"),
+        ("powersgd:warmup=8", "which has no ratio: take start= instead"),
         ("powersgd:rank=0", "rank=0 is not allowed"),
         ("powersgd:rank=2.5", "rank='2.5' is not allowed: rank must be a whole number"),
         ("int8:bits=4", "bits=4 is not allowed: bits must be 8 or 16"),

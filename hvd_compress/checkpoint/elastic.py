@@ -99,7 +99,7 @@ def _dealt_out(kept: Mapping[str, Kept], rolls: list[Roll], world: World, gather
     """Return the states of this rank, resharded from those of all survivors."""
     survivors = sorted((rank for rank, roll in enumerate(rolls) if roll.token), key=lambda rank: -rolls[rank].token)
     mine: dict[str, Leaves] = {}
-    fresh = {key: k.method.init(NumpyOps(), k.bucket, world.size) for key, k in kept.items()}
+    fresh = {key: k.method.init(NumpyOps(), k.bucket, world) for key, k in kept.items()}
     if world.rank in survivors:
         first = world.rank == survivors[0]
         mine = {key: needed_by_others(k.leaves, kinds(fresh[key]), first) for key, k in kept.items()}

@@ -148,7 +148,7 @@ def divisible(kept: Kept) -> bool:
 
 
 def _kinds(kept: Kept) -> dict[str, Kind]:
-    return kinds(kept.method.init(NumpyOps(), kept.bucket, 1))
+    return kinds(kept.method.init(NumpyOps(), kept.bucket, World(0, 1)))
 
 
 def _joined(path: str, per: Per, fresh: Kept, formers: Sequence[Kept]) -> Any:
@@ -176,7 +176,7 @@ def _places(path: str, per: Per, kept: Kept) -> dict[Any, slice]:
 @cache
 def _alone(method: Method, shape: Shape, dtype: str) -> dict[str, int]:
     """Return the lengths of the leaves of a gradient in a bucket of its own."""
-    state = method.init(NumpyOps(), Bucket("", (shape,), dtype), 1)
+    state = method.init(NumpyOps(), Bucket("", (shape,), dtype), World(0, 1))
     return {path: np.size(leaf) for path, leaf in flatten(state).items()}
 
 

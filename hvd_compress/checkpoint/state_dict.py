@@ -269,7 +269,7 @@ def restored(saved: Sequence[Saved], name: str, fresh: Mapping[str, Kept], world
         )
     buckets: dict[str, Leaves] = {}
     for key, kept in fresh.items():
-        expected = kinds(kept.method.init(NumpyOps(), kept.bucket, world.size))
+        expected = kinds(kept.method.init(NumpyOps(), kept.bucket, world))
         for session in sessions:
             _check(key, kept.leaves, session.buckets[key], {} if alone else expected)
         formers = [Former(session.buckets[key], session.rank, session.rank % world.size) for session in sessions]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 Array: TypeAlias = Any
@@ -168,6 +169,16 @@ class Chosen(NamedTuple):
     width: int = 1
 
 
+class Unsent(NamedTuple):
+    """Coordinates that no rank of a node sent.
+
+    Attributes:
+        mask: uint8, shape of the input: 1 where nothing was sent, 0 elsewhere.
+    """
+
+    mask: Array
+
+
 class Exchange(NamedTuple):
     """Result of an exchange.
 
@@ -176,13 +187,13 @@ class Exchange(NamedTuple):
             encoded form (see `hvd_compress.core.totals`).
         state: State for the next step.
         left: The input minus what this rank sent, if the exchange was asked to keep it.
-        chosen: Coordinates that this rank sent; None if it sent all of them.
+        chosen: Coordinates that this rank, or its node, sent; None if all of them.
     """
 
     total: Any
     state: State
     left: Any = None
-    chosen: Chosen | None = None
+    chosen: Chosen | Unsent | None = None
 
 
 class Branch(NamedTuple):
@@ -252,27 +263,34 @@ def run(exchanging: Generator[M, Any, Exchange], answer: Callable[[M], Any]) -> 
     return drive.ended
 
 
-def rewrite(
-    exchanging: Exchanging, answer: Callable[[Collective | Branch], Generator[Any, Any, Any]]
-) -> Generator[Any, Any, Exchange]:
-    """Run an exchange, replacing its messages by others.
+def rewrite(exchanging: Exchanging, answer: Callable[[Collective], Generator[Collective, Any, Any]]) -> Exchanging:
+    """Run an exchange, replacing its collectives by others, also in its branches.
 
     Args:
         exchanging: The exchange.
-        answer: Starts a generator for each message, which yields other messages and returns the reply.
+        answer: Starts a generator for each collective, which yields other collectives and returns the reply.
     """
     drive = Drive(exchanging)
-    while drive.message is not None:
-        drive.resume((yield from answer(drive.message)))
+    while (message := drive.message) is not None:
+        if isinstance(message, Branch):
+            drive.resume((yield Branch(message.index, tuple(partial(_later, one, answer) for one in message.branches))))
+        else:
+            drive.resume((yield from answer(message)))
     return drive.ended
+
+
+def _later(
+    branch: Callable[[], Exchanging], answer: Callable[[Collective], Generator[Collective, Any, Any]]
+) -> Exchanging:
+    return rewrite(branch(), answer)
 
 
 def take_branches(exchanging: Exchanging) -> Running:
     """Resolve each `Branch`, so that only collectives remain."""
-
-    def answer(message: Collective | Branch) -> Generator[Collective, Any, Any]:
+    drive = Drive(exchanging)
+    while (message := drive.message) is not None:
         if isinstance(message, Branch):
-            return (yield from take_branches(message.branches[int(message.index)]()))
-        return (yield message)
-
-    return rewrite(exchanging, answer)
+            drive.resume((yield from take_branches(message.branches[int(message.index)]())))
+        else:
+            drive.resume((yield message))
+    return drive.ended

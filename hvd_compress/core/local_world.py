@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from hvd_compress.bucketing import DEFAULT_MERGE, Gradient, Merge, Planned, gradient, plan
 from hvd_compress.core.collectives import Collective, State, World
-from hvd_compress.core.lockstep import lockstep
+from hvd_compress.core.lockstep import lockstep, worlds
 from hvd_compress.core.state_tree import residual_of
 from hvd_compress.errors import ExchangeError, GradientError
 from hvd_compress.ops import Ops
@@ -137,7 +137,8 @@ class LocalWorld:
             method = self.method.core if whole else self.method
             self._plan = plan(gradients, method, self.merge)
             self._states = [
-                [p.method.init(self._ops, p.bucket, self.size) for _ in range(self.size)] for p in self._plan
+                [p.method.init(self._ops, p.bucket, world) for world in worlds(self.size, self.local_size)]
+                for p in self._plan
             ]
             self._gradients = gradients
         elif gradients != self._gradients:

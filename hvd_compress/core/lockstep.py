@@ -59,6 +59,11 @@ class _Started(NamedTuple):
     replies: dict[int, Arr]
 
 
+def worlds(size: int, local_size: int = 1) -> list[World]:
+    """Return the world of each rank."""
+    return [World(rank, size, local_size) for rank in range(size)]
+
+
 class Switchboard:
     """Match the collectives that the ranks of a process start.
 
@@ -69,7 +74,7 @@ class Switchboard:
     """
 
     def __init__(self, size: int, local_size: int, ops: Ops) -> None:
-        self.worlds = [World(rank, size, local_size) for rank in range(size)]
+        self.worlds = worlds(size, local_size)
         self._ops = ops
         self._waiting: dict[tuple[str, range], _Started] = {}
 

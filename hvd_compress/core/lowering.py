@@ -7,15 +7,13 @@ becomes an alltoall.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from functools import partial
+from collections.abc import Generator
 from typing import Any
 
 from hvd_compress.core.collectives import (
     AllGather,
     AllToAll,
     Array,
-    Branch,
     Collective,
     Exchanging,
     ReduceScatter,
@@ -41,17 +39,12 @@ def lower(exchanging: Exchanging, ops: Ops, world: World, missing: frozenset[typ
     if not missing:
         return exchanging
 
-    def answer(message: Collective | Branch) -> Generator[Collective | Branch, Any, Any]:
+    def answer(message: Collective) -> Generator[Collective, Any, Any]:
         if isinstance(message, SaturatingSum) and SaturatingSum in missing:
             return (yield from _saturating_sum(ops, message, world.within(message.scope)))
         if isinstance(message, ReduceScatter) and ReduceScatter in missing:
             return (yield from _reduce_scatter(ops, message, world.within(message.scope)))
-        if isinstance(message, Branch):
-            message = Branch(message.index, tuple(partial(later, branch) for branch in message.branches))
         return (yield message)
-
-    def later(branch: Callable[[], Exchanging]) -> Exchanging:
-        return lower(branch(), ops, world, missing)
 
     return rewrite(exchanging, answer)
 

@@ -180,7 +180,7 @@ class ShardedReducer:
         first = group.parameters[0]
         dtype = gradient(group.names[0], (), _dtype(first)).dtype
         planned = Planned(Bucket(group.name, tuple(shapes), dtype), method, ())
-        return BucketState(planned, first.to_local().device, world.size)
+        return BucketState(planned, first.to_local().device, world)
 
     def attach(self, op: str) -> None:
         """Set the communication of all modules of the model."""

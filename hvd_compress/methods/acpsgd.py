@@ -60,7 +60,7 @@ class ACPSGD(LowRank):
     collective = "allreduce"
     keeps = "P and Q, r x (rows + columns)"
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> ACPSGDState:
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> ACPSGDState:
         return ACPSGDState(0, self.draw(ops, bucket, "left"), self.draw(ops, bucket, "right"))
 
     def exchange(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from hvd_compress.core.bucket import Bucket, Shape
-from hvd_compress.core.collectives import AllReduce, Array, Chosen, Exchange, Exchanging, State, World
+from hvd_compress.core.collectives import AllReduce, Array, Chosen, Exchange, Exchanging, State, Unsent, World
 from hvd_compress.errors import SpecError, UnsupportedError
 from hvd_compress.ops import Ops
 
@@ -62,6 +62,7 @@ class Method(ABC):
         linear: Whether the exchange is one sum-allreduce of a linear, stateless function of the gradient. Horovod may
             then scale that sum itself, so the payload is the gradient's own allreduce.
         boundary: Whether it can also compress messages between pipeline stages.
+        matrixwise: Whether it approximates matrices, so that a part of a bucket should consist of such.
         rotates: Whether it mixes coordinates before rounding, so that the error of one reaches others.
         scaleless: Whether the mean is 1 or -1 everywhere, so that only its direction can be compared.
         learns: Whether it adapts to the gradients of previous steps.
@@ -83,6 +84,7 @@ class Method(ABC):
     retains: ClassVar[bool] = False
     linear: ClassVar[bool] = False
     boundary: ClassVar[bool] = False
+    matrixwise: ClassVar[bool] = False
     rotates: ClassVar[bool] = False
     scaleless: ClassVar[bool] = False
     learns: ClassVar[bool] = False
@@ -112,9 +114,9 @@ class Method(ABC):
         """Theoretical bound on the expected normalised error of any one gradient; None if there is none."""
         return None
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> State:
-        """Return the initial state for ``size`` ranks; equal on all of them."""
-        del ops, bucket, size
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> State:
+        """Return the initial state of a rank; equal on all of them, unless it keeps what only this rank needs."""
+        del ops, bucket, world
         return ()
 
     @abstractmethod
@@ -216,8 +218,8 @@ class ReduceScattered(Wrapper):
                 f" split by ranks: take one of {fitting}, without such options"
             )
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> State:
-        return self.inner.init(ops, bucket, size)
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> State:
+        return self.inner.init(ops, bucket, world)
 
     def residual(self, state: State) -> Array | None:
         return self.inner.residual(state)
@@ -276,8 +278,10 @@ def rows_of(ops: Ops, x: Array, width: int) -> Array:
     return ops.reshape(ops.pad(x, rows * width), (rows, width))
 
 
-def clear(ops: Ops, x: Array, chosen: Chosen) -> Array:
-    """Set a vector, which may be overwritten, to zero at the chosen coordinates."""
+def clear(ops: Ops, x: Array, chosen: Chosen | Unsent) -> Array:
+    """Set a vector, which may be overwritten, to zero at the coordinates that were sent."""
+    if isinstance(chosen, Unsent):
+        return x * ops.cast(chosen.mask, ops.dtype(x))
     if chosen.width == 1:
         return ops.put(x, chosen.rows, 0.0)
     return ops.reshape(ops.put(rows_of(ops, x, chosen.width), chosen.rows, 0.0), (-1,))[: int(x.shape[0])]

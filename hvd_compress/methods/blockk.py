@@ -49,7 +49,7 @@ class BlockK(Method):
     def bound(self) -> float | None:
         return 1 - self.ratio
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> Counted:
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> Counted:
         return Counted(step=0)
 
     def exchange(

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import Array
+from hvd_compress.core.collectives import Array, World
 from hvd_compress.methods.base import Counted, Example, check_range, count, register
 from hvd_compress.methods.sparse import Sparse
 from hvd_compress.ops import Ops
@@ -62,7 +62,7 @@ class DGC(Sparse):
         check_range("sample", self.sample, "in (0, 1]", 0 < self.sample <= 1)
         check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> Counted:
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> Counted:
         return Counted(step=0)
 
     def select(self, ops: Ops, bucket: Bucket, x: Array, state: Counted) -> tuple[Array, Counted]:

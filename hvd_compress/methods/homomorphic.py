@@ -84,7 +84,7 @@ class Homomorphic(Method):
         table = math.ceil(keys / self.load / HASHES) + SLACK
         return Sketch(keys, table, 62 - CROWD - (size - 1).bit_length(), bucket.dtype)
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> Counted:
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> Counted:
         return Counted(step=0)
 
     def exchange(

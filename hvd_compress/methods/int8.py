@@ -52,7 +52,7 @@ class Int8(Method):
         check_range("block", self.block, "a multiple of 4, at least 4", self.block >= 4 and self.block % 4 == 0)
         check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> Counted:
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> Counted:
         return Counted(step=0)
 
     def levels(self, ranks: int) -> int:

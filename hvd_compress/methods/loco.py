@@ -78,11 +78,11 @@ class LoCo(Method):
         check_range("reset", self.reset, "at least 0", self.reset >= 0)
         check_range("block", self.block, "at least 1", self.block >= 1)
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> LoCoState:
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> LoCoState:
         def nothing(n: int) -> Errors:
             return Errors(ops.quantise(ops.zeros((n,), bucket.dtype), self._memory)[0])
 
-        return LoCoState(0, nothing(bucket.numel), nothing(part_size(bucket, size)))
+        return LoCoState(0, nothing(bucket.numel), nothing(part_size(bucket, world.size)))
 
     def exchange(
         self, ops: Ops, bucket: Bucket, x: Array, state: LoCoState, world: World, keep: bool = False

@@ -37,6 +37,7 @@ class LowRank(Method):
     family = "low-rank"
     feedback = True
     retains = True
+    matrixwise = True
 
     rank: int = 4
     target_ratio: float = 0.0

@@ -68,7 +68,7 @@ class PowerSGD(LowRank):
         super().__post_init__()
         check_range("iterations", self.iterations, "at least 1", self.iterations >= 1)
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> PowerSGDState:
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> PowerSGDState:
         return PowerSGDState(self.draw(ops, bucket, "right"))
 
     def exchange(

@@ -57,8 +57,8 @@ class Quantised(Method):
 
     twoway: bool = False
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> QuantisedState:
-        kept = ops.zeros((part_size(bucket, size),), bucket.dtype) if self._serves else ()
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> QuantisedState:
+        kept = ops.zeros((part_size(bucket, world.size),), bucket.dtype) if self._serves else ()
         return QuantisedState(0, kept)
 
     @property

@@ -64,7 +64,7 @@ class RandomK(Method):
     def bound(self) -> float | None:
         return 1 / self.ratio - 1 if self.unbiased else 1 - self.ratio
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> Counted:
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> Counted:
         return Counted(step=0)
 
     def exchange(

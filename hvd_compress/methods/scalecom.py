@@ -53,7 +53,7 @@ class ScaleCom(Method):
     def __post_init__(self) -> None:
         check_range("ratio", self.ratio, "in (0, 1]", 0 < self.ratio <= 1)
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> Counted:
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> Counted:
         return Counted(step=0)
 
     def exchange(

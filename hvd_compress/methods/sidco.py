@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import Array
+from hvd_compress.core.collectives import Array, World
 from hvd_compress.core.state_tree import Private
 from hvd_compress.methods.base import Example, check_range, count, register
 from hvd_compress.methods.sparse import Sparse
@@ -115,7 +115,7 @@ class SIDCo(Sparse):
         """Largest S."""
         return self.stages or max(1, math.ceil(-math.log2(self.ratio)))
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> SIDCoState:
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> SIDCoState:
         return SIDCoState(_scalar(ops, self.stages or 1), _scalar(ops, 0), 0)
 
     def select(self, ops: Ops, bucket: Bucket, x: Array, state: SIDCoState) -> tuple[Array, SIDCoState]:

@@ -67,7 +67,7 @@ class SignSGD(Method):
     def __post_init__(self) -> None:
         check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> SignState:
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> SignState:
         return SignState(0, ())
 
     def exchange(
@@ -120,7 +120,7 @@ class Signum(SignSGD):
     def needs_plain_sgd(self) -> bool:
         return self.beta > 0
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> SignState:
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> SignState:
         return SignState(0, ops.zeros((bucket.numel,), bucket.dtype))
 
     def exchange(

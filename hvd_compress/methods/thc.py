@@ -122,7 +122,7 @@ class THC(Method):
         """Largest integer that a rank sends."""
         return TABLES[self.bits][-1] // 2 if self.levels == "table" else int(2 ** (self.bits - 1) - 1)
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> Counted:
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> Counted:
         return Counted(step=0)
 
     def columns(self, n: int) -> int:

@@ -47,7 +47,7 @@ class Session:
         self._meter = meter
         self._ops = NumpyCompiledOps()
         self._plan = plan(self.gradients, method, merge)
-        self.states: list[State] = [p.method.init(self._ops, p.bucket, transport.world.size) for p in self._plan]
+        self.states: list[State] = [p.method.init(self._ops, p.bucket, transport.world) for p in self._plan]
 
     def exchange(self, arrays: Sequence[Arr]) -> list[Arr]:
         """Return the means of the gradients, in their shapes and dtypes, and commit the new states."""

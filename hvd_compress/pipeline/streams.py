@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from hvd_compress.core.bucket import Bucket, Shape
-from hvd_compress.core.collectives import Array, State
+from hvd_compress.core.collectives import Array, State, World
 from hvd_compress.core.state_tree import flatten
 from hvd_compress.errors import BoundaryError
 from hvd_compress.methods.base import Method
@@ -198,7 +198,7 @@ class _Plain(_Codec):
             assert mask is not None
             return Mask(mask)
         if bucket not in self._states:
-            self._states[bucket] = self._method.init(ops, bucket, 1)
+            self._states[bucket] = self._method.init(ops, bucket, World(0, 1))
         return self._states[bucket]
 
     def encode(
@@ -216,7 +216,7 @@ class _Plain(_Codec):
         return exchange.total
 
     def repeats(self, ops: Ops, call: Call) -> bool:
-        return not flatten(self._method.init(ops, call.bucket(self._name), 1))
+        return not flatten(self._method.init(ops, call.bucket(self._name), World(0, 1)))
 
     def _keep(self, bucket: Bucket, state: State) -> None:
         if bucket in self._states:

@@ -160,7 +160,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
             )
 
     def _initial(self, planned: Planned) -> State:
-        return planned.method.init(NumpyOps(), planned.bucket, self.transport.world.size)
+        return planned.method.init(NumpyOps(), planned.bucket, self.transport.world)
 
     def states(self) -> list[State]:
         """The states of all buckets, as they are now; their leaves are variables."""

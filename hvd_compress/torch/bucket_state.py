@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hvd_compress.bucketing import Planned
-from hvd_compress.core.collectives import State
+from hvd_compress.core.collectives import State, World
 from hvd_compress.core.state_tree import Per, flatten, kinds, unflatten
 from hvd_compress.ops.torch_devices import torch_ops
 
@@ -25,16 +25,16 @@ class BucketState:
     Args:
         planned: The bucket and its method.
         device: Device of its gradients.
-        size: World size.
+        world: The ranks.
 
     Attributes:
         spans: Slice of each gradient in the bucket.
     """
 
-    def __init__(self, planned: Planned, device: torch.device, size: int) -> None:
+    def __init__(self, planned: Planned, device: torch.device, world: World) -> None:
         self.bucket, self.method = planned.bucket, planned.method
         self.ops = torch_ops(device)
-        self.state: State = self.method.init(self.ops, self.bucket, size)
+        self.state: State = self.method.init(self.ops, self.bucket, world)
         ends = accumulate(self.bucket.sizes)
         self.spans = [slice(end - size, end) for end, size in zip(ends, self.bucket.sizes, strict=True)]
         self._spare: Tensor | None = None

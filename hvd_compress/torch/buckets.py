@@ -14,7 +14,7 @@ from hvd_compress.bucketing import Gradient, Merge, gradient, merged_sizes, pin,
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.resharding import Kept, divisible, inherit
 from hvd_compress.checkpoint.state_dict import SavedSession
-from hvd_compress.core.collectives import State
+from hvd_compress.core.collectives import State, World
 from hvd_compress.core.state_tree import flatten
 from hvd_compress.errors import SpecError, StateError, UnknownParameterError
 from hvd_compress.ops.numpy import NumpyOps
@@ -62,10 +62,10 @@ class Buckets:
         method: The method, as a router.
         merge: Assignment of gradients to buckets.
         members: The parameters, in the order in which the model uses them.
-        size: World size.
+        world: The ranks.
 
     Attributes:
-        size: World size.
+        world: The ranks.
         fixed: The user's partition; None with autotuning.
         partition: The current partition.
         layout: The buckets, and the place of each gradient.
@@ -74,8 +74,8 @@ class Buckets:
         GradientError: If a parameter's dtype cannot be compressed.
     """
 
-    def __init__(self, method: Router, merge: Merge, members: Sequence[Member], size: int) -> None:
-        self.size = size
+    def __init__(self, method: Router, merge: Merge, members: Sequence[Member], world: World) -> None:
+        self.world = world
         self.fixed: Merge | None = None if merge == "search" else merge
         self.partition: Merge = merge
         self.layout = Layout([], {}, 0)
@@ -138,7 +138,7 @@ class Buckets:
         present = self._present(self._came)
         for planned in plan([one for _, one in present], self._method, partition):
             mine = [present[i] for i in planned.members]
-            bucket = BucketState(planned, torch.device(mine[0][1].device), self.size)
+            bucket = BucketState(planned, torch.device(mine[0][1].device), self.world)
             buckets.append(bucket)
             places |= {key: Place(one.name, bucket, position) for position, (key, one) in enumerate(mine)}
         self.layout = Layout(buckets, places, sum(self._came[key] == Came.IN_BACKWARD for key, _ in present))
@@ -250,7 +250,7 @@ class Buckets:
             raise StateError(
                 f"the saved buckets do not match the model ({error}): resume with the model that was saved"
             ) from error
-        states = [one.method.init(NumpyOps(), one.bucket, self.size) for one in planned]
+        states = [one.method.init(NumpyOps(), one.bucket, self.world) for one in planned]
         kept = [Kept(p.members, p.bucket, p.method, flatten(s)) for p, s in zip(planned, states, strict=True)]
         if self.fixed not in (None, saved.merge) and not all(map(divisible, kept)):
             raise StateError(

@@ -115,7 +115,7 @@ class Reducer:
         self._epoch = transport.epoch
         self._threads: set[int] = set()
         self._facts = facts_of((name, tensor) for _, name, tensor in members)
-        self._buckets = Buckets(self._method, self._merge, members, self.world.size)
+        self._buckets = Buckets(self._method, self._merge, members, self.world)
         self._tuner: Tuner | None = None
         self._next: Merge | None = None
         self._handshake: Handshake | None = None
@@ -212,7 +212,7 @@ class Reducer:
         meets = agreement.elastic() and self._met != self.transport.epoch
         if meets:
             self.transport = self.transport.renewed()
-            self._epoch, self._buckets.size = self.transport.epoch, self.world.size
+            self._epoch, self._buckets.world = self.transport.epoch, self.world
         votes = self._ballot(self.world, self._due)
         step = Step(votes, self.transport, self._prefix(), self._meter, scale, self._replaces, self._lock)
         self._step = step

@@ -53,8 +53,8 @@ class ErrorFeedback(Wrapper):
         check_range("decay", self.decay, "in (0, 1]", 0 < self.decay <= 1)
         check_range("lowpass", self.lowpass, "in (0, 1]", 0 < self.lowpass <= 1)
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> ErrorFeedbackState:
-        return ErrorFeedbackState(ops.zeros((bucket.numel,), bucket.dtype), self.inner.init(ops, bucket, size))
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> ErrorFeedbackState:
+        return ErrorFeedbackState(ops.zeros((bucket.numel,), bucket.dtype), self.inner.init(ops, bucket, world))
 
     def residual(self, state: ErrorFeedbackState) -> Array:
         return state.residual
@@ -118,9 +118,9 @@ class EF21(Wrapper):
     def __post_init__(self) -> None:
         check_retains(self, "ef21")
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> EF21State:
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> EF21State:
         zeros = ops.zeros((bucket.numel,), bucket.dtype)
-        return EF21State(zeros, zeros, self.inner.init(ops, bucket, size))
+        return EF21State(zeros, zeros, self.inner.init(ops, bucket, world))
 
     def exchange(
         self, ops: Ops, bucket: Bucket, x: Array, state: EF21State, world: World, keep: bool = False

@@ -39,9 +39,9 @@ class Measured(Wrapper):
         inner: The measured method.
     """
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> MeasuredState:
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> MeasuredState:
         zero = ops.zeros((), "float64")
-        return MeasuredState(zero, zero, self.inner.init(ops, bucket, size))
+        return MeasuredState(zero, zero, self.inner.init(ops, bucket, world))
 
     def exchange(
         self, ops: Ops, bucket: Bucket, x: Array, state: MeasuredState, world: World, keep: bool = False

@@ -61,9 +61,9 @@ class MomentumCorrection(Wrapper):
     def needs_plain_sgd(self) -> bool:
         return True
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> MomentumCorrectionState:
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> MomentumCorrectionState:
         zeros = ops.zeros((bucket.numel,), bucket.dtype)
-        return MomentumCorrectionState(zeros, zeros, self.inner.init(ops, bucket, size))
+        return MomentumCorrectionState(zeros, zeros, self.inner.init(ops, bucket, world))
 
     def _accumulate(self, ops: Ops, x: Array, state: MomentumCorrectionState, world: World) -> tuple[Array, Array]:
         """Return the velocity u and the accumulation v, updated with the new gradient."""
@@ -123,8 +123,8 @@ class Momentum(Wrapper):
     def needs_plain_sgd(self) -> bool:
         return True
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> MomentumState:
-        return MomentumState(ops.zeros((bucket.numel,), bucket.dtype), self.inner.init(ops, bucket, size))
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> MomentumState:
+        return MomentumState(ops.zeros((bucket.numel,), bucket.dtype), self.inner.init(ops, bucket, world))
 
     def exchange(
         self, ops: Ops, bucket: Bucket, x: Array, state: MomentumState, world: World, keep: bool = False

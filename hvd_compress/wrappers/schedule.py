@@ -65,8 +65,8 @@ class Schedule(Wrapper):
             raise SpecError(f"stages end at steps {ends}: give stages that end at increasing steps from 1, or every")
         check_range("every", self.every, "0, or at least 2", self.every == 0 or self.every >= 2)
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> ScheduleState:
-        return ScheduleState(0, self.inner.init(ops, bucket, size))
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> ScheduleState:
+        return ScheduleState(0, self.inner.init(ops, bucket, world))
 
     def residual(self, state: ScheduleState) -> Array | None:
         return self.inner.residual(state.inner)
@@ -119,12 +119,18 @@ def _ramp(method: Method, warmup: int) -> Iterator[Method]:
     """Yield the method of each stage of the warm-up."""
     if not warmup:
         return
-    inner: Any = method.inner if isinstance(method, Wrapper) else method
-    if not getattr(inner, "ratio", 0):
-        raise SpecError(f"warmup={warmup} is not supported with {inner!r}, which has no ratio: take start={warmup}")
     for stage in range(1, WARMUP_STAGES + 1):
-        milder = replace(inner, ratio=inner.ratio ** (stage / (WARMUP_STAGES + 1)))
-        yield replace(method, inner=milder) if isinstance(method, Wrapper) else milder
+        yield _milder(method, stage / (WARMUP_STAGES + 1))
+
+
+def _milder(method: Any, power: float) -> Method:
+    """Return a method with a power of its ratio."""
+    if isinstance(method, Wrapper):
+        return replace(method, inner=_milder(method.inner, power))
+    if not getattr(method, "ratio", 0):
+        raise SpecError(f"warmup is not supported with {method!r}, which has no ratio: take start= instead")
+    milder: Method = replace(method, ratio=method.ratio**power)
+    return milder
 
 
 class PhasesState(NamedTuple):
@@ -170,9 +176,9 @@ class Phases(Method):
         """Methods without their error feedback; `Phases` itself keeps the residual."""
         return [method.inner if isinstance(method, ErrorFeedback) else method for _, method in self.phases]
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> PhasesState:
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> PhasesState:
         zeros = ops.zeros((bucket.numel,), bucket.dtype)
-        return PhasesState(0, zeros, tuple(method.init(ops, bucket, size) for method in self._bare))
+        return PhasesState(0, zeros, tuple(method.init(ops, bucket, world) for method in self._bare))
 
     def residual(self, state: PhasesState) -> Array:
         return state.residual
@@ -243,9 +249,9 @@ class Delayed(Wrapper):
     def __post_init__(self) -> None:
         check_range("delay", self.every, "0, or at least 2", self.every >= 2)
 
-    def init(self, ops: Ops, bucket: Bucket, size: int) -> DelayedState:
+    def init(self, ops: Ops, bucket: Bucket, world: World) -> DelayedState:
         zeros = ops.zeros((bucket.numel,), bucket.dtype)
-        return DelayedState(0, zeros, zeros, self.inner.init(ops, bucket, size))
+        return DelayedState(0, zeros, zeros, self.inner.init(ops, bucket, world))
 
     def exchange(
         self, ops: Ops, bucket: Bucket, x: Array, state: DelayedState, world: World, keep: bool = False

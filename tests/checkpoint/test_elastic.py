@@ -34,7 +34,7 @@ class Worker:
     def __init__(self, method: Method, size: int) -> None:
         self.method = method
         self.membership = Membership(LABEL)
-        self.state: State = method.init(OPS, BUCKET, size)
+        self.state: State = method.init(OPS, BUCKET, World(0, size))
         self.steps = 0
         self.regrouped = False
 
@@ -45,7 +45,7 @@ class Worker:
         self.regrouped = meeting is not None and bool(meeting.leaves)
         if meeting is not None and meeting.leaves:
             self.steps = meeting.steps
-            fresh = self.method.init(OPS, BUCKET, world.size)
+            fresh = self.method.init(OPS, BUCKET, world)
             kinds = flatten(fresh)
             new = {p: int(v) if isinstance(kinds[p], int) else np.asarray(v) for p, v in meeting.leaves["b0"].items()}
             self.state = unflatten(fresh, new)

@@ -37,7 +37,7 @@ def run(method: Method, states: list[State], steps: range, bucket: Bucket = BUCK
 
 
 def started(method: Method, size: int, steps: int = 3) -> list[State]:
-    return run(method, [method.init(OPS, BUCKET, size) for _ in range(size)], range(steps))[0]
+    return run(method, [method.init(OPS, BUCKET, World(0, size)) for _ in range(size)], range(steps))[0]
 
 
 def formers(method: Method, states: list[State], heirs: list[int]) -> list[Former]:
@@ -53,7 +53,7 @@ def dealt_out(method: Method, states: list[State], size: int, heirs: list[int]) 
     """The states of ``size`` new ranks; a rank of before without an heir (-1) is lost."""
     dealt = []
     for rank in range(size):
-        fresh = method.init(OPS, BUCKET, size)
+        fresh = method.init(OPS, BUCKET, World(0, size))
         left = formers(method, states, heirs)
         new = redistribute(leaves(fresh), kinds(fresh), BUCKET.numel, left, len(states), World(rank, size))
         like = flatten(fresh)
@@ -102,7 +102,7 @@ def test_another_number_of_ranks_keeps_the_sums_and_goes_on(spec: str, size: int
         assert all(np.array_equal(total, totals[0]) for total in totals)
     assert np.isfinite(totals[0]).all()
     assert {p: np.shape(v) for p, v in leaves(states[0]).items()} == {
-        p: np.shape(v) for p, v in leaves(method.init(OPS, BUCKET, size)).items()
+        p: np.shape(v) for p, v in leaves(method.init(OPS, BUCKET, World(0, size))).items()
     }
 
 
@@ -117,7 +117,7 @@ def test_a_lost_rank_takes_its_own_with_it_and_nothing_else(spec: str) -> None:
         now = [leaves(after[new])[path] for new in (0, 2, 1, 3)]
         if role in (Role.OWN, Role.PRIVATE):
             assert np.array_equal(kept[0], now[0]) and np.array_equal(kept[1], now[1]), path
-            clean = leaves(method.init(OPS, BUCKET, 4))[path]
+            clean = leaves(method.init(OPS, BUCKET, World(0, 4)))[path]
             assert np.array_equal(now[2], clean) and np.array_equal(now[3], clean), path
         if role is Role.TOTAL:
             np.testing.assert_array_equal(now[0], sum(leaves(before[old])["local"] for old in (1, 2)))
@@ -132,7 +132,7 @@ def test_what_travels_is_enough(spec: str) -> None:
     method = carrier(spec)
     before = started(method, 3)
     whole = [Former(leaves(state), rank, rank) for rank, state in enumerate(before)]
-    fresh = method.init(OPS, BUCKET, 4)
+    fresh = method.init(OPS, BUCKET, World(0, 4))
     for rank in range(4):
         known = [
             f if f.heir == rank else f._replace(leaves=needed_by_others(f.leaves, kinds(fresh), first=f.rank == 0))
@@ -153,7 +153,7 @@ def test_the_part_of_a_rank_that_missed_a_change_is_left_out() -> None:
 
 def kept(method: Method, names: list[str], shapes: list[tuple[int, ...]], state: dict[str, Any] | None = None) -> Kept:
     bucket = bucket_of(*shapes)
-    return Kept(names, bucket, method, state or leaves(method.init(OPS, bucket, 2)))
+    return Kept(names, bucket, method, state or leaves(method.init(OPS, bucket, World(0, 2))))
 
 
 def test_residuals_go_with_their_parameters() -> None:
@@ -188,7 +188,7 @@ def test_a_renumbered_rank_serves_its_new_part_without_the_errors_of_its_old_one
     method = parse("loco").core
     before = started(method, 3)
     after = dealt_out(method, before, 3, [-1, 0, 1])
-    clean = leaves(method.init(OPS, BUCKET, 3))
+    clean = leaves(method.init(OPS, BUCKET, World(0, 3)))
     for old, new in ((1, 0), (2, 1)):
         was, now = leaves(before[old]), leaves(after[new])
         assert np.array_equal(now["sent.data"], was["sent.data"])

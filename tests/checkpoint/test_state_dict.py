@@ -24,13 +24,13 @@ BUCKET = bucket_of((40, 30), (7,))
 
 def trained(rank: int, size: int, steps: int = 3) -> Saved:
     """As after some steps: a residual of rank + 1, and as much owed as a server."""
-    leaves = {path: np.asarray(leaf) for path, leaf in flatten(METHOD.init(NumpyOps(), BUCKET, size)).items()}
+    leaves = {path: np.asarray(leaf) for path, leaf in flatten(METHOD.init(NumpyOps(), BUCKET, World(0, size))).items()}
     leaves |= {path: leaf + rank + 1 for path, leaf in leaves.items() if path != "inner.step"}
     return Saved("onebit", rank, size, {"m": SavedSession(rank, size, steps, {"b0": leaves})})
 
 
 def new(size: int) -> dict[str, Kept]:
-    return {"b0": Kept(["w", "b"], BUCKET, METHOD, flatten(METHOD.init(NumpyOps(), BUCKET, size)))}
+    return {"b0": Kept(["w", "b"], BUCKET, METHOD, flatten(METHOD.init(NumpyOps(), BUCKET, World(0, size))))}
 
 
 @pytest.mark.parametrize("size", [2, 8])
@@ -130,7 +130,7 @@ def test_what_waits_for_other_ranks_is_carried_on() -> None:
 def test_ranks_can_tell_from_a_checksum_that_they_have_drifted_apart(spec: str) -> None:
     """It is of what is equal on all ranks: no more, which would refuse sound states, and no less."""
     method = parse(spec).core
-    states = [method.init(NumpyOps(), BUCKET, 3) for _ in range(3)]
+    states = [method.init(NumpyOps(), BUCKET, World(0, 3)) for _ in range(3)]
     for step in range(4):
         xs = normal(BUCKET, 3, seed=step)
         states = [end.state for end in lockstep(NumpyOps(), method, BUCKET, xs, states)]

@@ -7,6 +7,7 @@ import pytest
 from worlds import FRAMEWORKS, bucket_of, normal, ops_of
 
 from hvd_compress import LocalWorld
+from hvd_compress.core.collectives import World
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.methods.acpsgd import ACPSGD
 from hvd_compress.methods.powersgd import PowerSGD
@@ -16,7 +17,7 @@ from hvd_compress.wrappers.error_feedback import ErrorFeedback
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_literal_algorithm(framework: str) -> None:
     ops, bucket, method = ops_of(framework), bucket_of((10, 6), dtype="float64"), ErrorFeedback(ACPSGD(rank=2))
-    states = [method.init(ops, bucket, 2) for _ in range(2)]
+    states = [method.init(ops, bucket, World(0, 2)) for _ in range(2)]
     nothing, (_, *factors) = states[0]
     p, q = (np.asarray(leaf).reshape(-1, 2) for leaf in factors)
     for step in range(5):
@@ -41,7 +42,7 @@ def test_two_steps_are_a_power_iteration() -> None:
     u, _, vt = np.linalg.svd(np.random.default_rng(0).standard_normal((64, 48)))
     spectrum = 0.7 ** np.arange(48)
     matrix = (u[:, :48] * spectrum) @ vt
-    state = method.init(ops, bucket, 1)
+    state = method.init(ops, bucket, World(0, 1))
     for _ in range(120):
         (result,) = lockstep(ops, method, bucket, [matrix.ravel()], [state])
         state = result.state
@@ -76,7 +77,7 @@ def test_more_iterations_come_closer() -> None:
     errors = []
     for iterations in (1, 2, 4, 8):
         method = PowerSGD(rank=4, iterations=iterations)
-        (result,) = lockstep(ops, method, bucket, [x], [method.init(ops, bucket, 1)])
+        (result,) = lockstep(ops, method, bucket, [x], [method.init(ops, bucket, World(0, 1))])
         errors.append(np.linalg.norm(result.total - x))
     best = np.linalg.norm(np.linalg.svd(x.reshape(60, 50))[1][4:])
     assert sorted(errors, reverse=True) == errors and best < errors[-1] < 1.05 * best

@@ -57,7 +57,7 @@ class Wire:
 def exchange(spec: str, framework: str, bucket: Bucket, wire: Wire) -> list[Exchange]:
     """The first exchange of a method over a damaged wire."""
     method, ops = parse(spec).core, ops_of(framework)
-    states = [method.init(ops, bucket, RANKS) for _ in range(RANKS)]
+    states = [method.init(ops, bucket, World(0, RANKS)) for _ in range(RANKS)]
     with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
         patch.setattr(hvd_compress.core.lockstep, "perform", wire.perform)
         return lockstep(ops, method, bucket, normal(bucket, RANKS), states)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from worlds import FRAMEWORKS, Arr, bucket_of, ops_of
 
+from hvd_compress.core.collectives import World
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.methods.base import Method
 from hvd_compress.methods.block8 import Block8
@@ -43,7 +44,7 @@ def nearest(x: Arr) -> Arr:
 
 def total_of(method: Method, xs: list[Arr], framework: str) -> Arr:
     ops, bucket = ops_of(framework), bucket_of(xs[0].shape)
-    states = [method.init(ops, bucket, len(xs)) for _ in xs]
+    states = [method.init(ops, bucket, World(0, len(xs))) for _ in xs]
     return np.asarray(lockstep(ops, method, bucket, xs, states)[0].total)
 
 
@@ -170,5 +171,8 @@ def test_no_random_number_rounds_the_largest_up_to_a_code_that_is_no_number(
 
 def test_only_servers_that_round_to_nearest_keep_a_residual() -> None:
     ops, bucket = ops_of("numpy"), bucket_of((100,))
-    kept = [method.init(ops, bucket, 2).served for method in (FP8(), Block8(), FP8(stochastic=True), FP8(twoway=False))]
+    kept = [
+        method.init(ops, bucket, World(0, 2)).served
+        for method in (FP8(), Block8(), FP8(stochastic=True), FP8(twoway=False))
+    ]
     assert [np.size(residual) for residual in kept] == [50, 50, 0, 0]

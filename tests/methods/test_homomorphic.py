@@ -55,7 +55,9 @@ def exact(xs: list[Arr]) -> Arr:
 
 def total(method: Homomorphic, bucket: Bucket, xs: list[Arr], ops: Ops = NUMPY) -> Arr:
     """The sum that the method gives, which is the same on all ranks; and the gradients are left as they were."""
-    results = lockstep(ops, method, bucket, [x.copy() for x in xs], [method.init(ops, bucket, len(xs)) for _ in xs])
+    results = lockstep(
+        ops, method, bucket, [x.copy() for x in xs], [method.init(ops, bucket, World(0, len(xs))) for _ in xs]
+    )
     totals = [np.asarray(result.total) for result in results]
     for other in totals:
         assert other.dtype == bucket.dtype and other.tobytes() == totals[0].tobytes()
@@ -66,7 +68,7 @@ def total(method: Homomorphic, bucket: Bucket, xs: list[Arr], ops: Ops = NUMPY) 
 def rounds(method: Homomorphic, bucket: Bucket, xs: list[Arr], ops: Ops = NUMPY) -> list[tuple[str, int]]:
     """The dtypes and sizes of what is sent."""
     sent: list[tuple[str, int]] = []
-    states = [method.init(ops, bucket, len(xs)) for _ in xs]
+    states = [method.init(ops, bucket, World(0, len(xs))) for _ in xs]
     lockstep(ops, method, bucket, xs, states, lambda m: sent.append((m.array.dtype.name, m.array.size)))
     return sent
 
@@ -195,7 +197,7 @@ def test_hashes_differ_from_step_to_step() -> None:
 
     def sketches(method: Homomorphic, bucket: Bucket, steps: int) -> list[Arr]:
         sent: list[Arr] = []
-        state = method.init(NUMPY, bucket, 1)
+        state = method.init(NUMPY, bucket, World(0, 1))
         for _ in range(steps):
             (result,) = lockstep(NUMPY, method, bucket, [xs[0].copy()], [state], lambda m: sent.append(m.array))
             state = result.state
@@ -268,7 +270,10 @@ def test_minus_zero_is_zero() -> None:
 @pytest.mark.parametrize("framework", COMPILED)
 def test_frameworks_agree_bit_for_bit(framework: str, ranks: int) -> None:
     bucket, method, ops = bucket_of((3000,)), Homomorphic(), ops_of(framework)
-    mine, theirs = [method.init(NUMPY, bucket, ranks)] * ranks, [method.init(ops, bucket, ranks)] * ranks
+    mine, theirs = (
+        [method.init(NUMPY, bucket, World(0, ranks))] * ranks,
+        [method.init(ops, bucket, World(0, ranks))] * ranks,
+    )
     for step in range(3):
         xs = sparse(bucket, ranks, 150, seed=step)
         expected = lockstep(NUMPY, method, bucket, [x.copy() for x in xs], mine)
@@ -301,7 +306,7 @@ def test_in_a_tensorflow_graph() -> None:
     bucket, method, ops = bucket_of((40, 50)), Homomorphic(), ops_of("tensorflow")
 
     def build(x: Any, count: Any) -> Any:
-        state = method.init(ops, bucket, 1)._replace(step=count)
+        state = method.init(ops, bucket, World(0, 1))._replace(step=count)
         result = alone(lower(method.exchange(ops, bucket, x, state, World(0, 1)), ops, World(0, 1), LACKS))
         assert result.total.shape == (2000,)
         return result.total, result.state.step
@@ -319,11 +324,13 @@ def test_the_bitmap_is_merged_by_or() -> None:
     """What two ranks ask for, and what the server of the first half makes of it."""
     bucket, method, (x, y) = bucket_of((16,)), Homomorphic(density=0.2), np.zeros((2, 16), np.float32)
     x[[1, 2]], y[[2, 5]] = 1, 2
-    message = next(method.exchange(NUMPY, bucket, x, method.init(NUMPY, bucket, 2), World(0, 2)))
+    message = next(method.exchange(NUMPY, bucket, x, method.init(NUMPY, bucket, World(0, 2)), World(0, 2)))
     assert isinstance(message, SaturatingSum) and (message.bits, message.zero) == (1, 0)
     np.testing.assert_array_equal(unpack(NUMPY, message.array, 1, 16), x != 0)
     sent: list[Arr] = []
-    lockstep(NUMPY, method, bucket, [x, y], [method.init(NUMPY, bucket, 2)] * 2, lambda m: sent.append(m.array))
+    lockstep(
+        NUMPY, method, bucket, [x, y], [method.init(NUMPY, bucket, World(0, 2))] * 2, lambda m: sent.append(m.array)
+    )
     union = NUMPY.concat([sent[1], np.zeros(1, np.uint8)])
     assert set(np.flatnonzero(unpack(NUMPY, union, 1, 16))) == {2}  # the first byte holds the even coordinates
 

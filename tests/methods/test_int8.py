@@ -60,7 +60,7 @@ def test_too_many_ranks_are_refused_with_the_cure() -> None:
 def test_only_int32_and_scales_travel(framework: str) -> None:
     ops, bucket, method = ops_of(framework), bucket_of((1000,)), Int8(block=64)
     (x,) = normal(bucket, 1)
-    exchanging = method.exchange(ops, bucket, ops.constant(x), method.init(ops, bucket, 2), World(0, 2))
+    exchanging = method.exchange(ops, bucket, ops.constant(x), method.init(ops, bucket, World(0, 2)), World(0, 2))
     scales = next(exchanging)
     assert isinstance(scales, AllReduce) and scales.op == "max" and scales.array.shape == (16,)
     lanes = exchanging.send(scales.array)
@@ -72,7 +72,7 @@ def test_error_is_below_one_level(ranks: int) -> None:
     """Each rank rounds to a neighbouring level, so the sum is off by less than ``n m / L`` in each block."""
     bucket, method = bucket_of((1000,)), Int8(block=50 * 4)
     xs = normal(bucket, ranks)
-    total = lockstep(NUMPY, method, bucket, xs, [method.init(NUMPY, bucket, len(xs)) for _ in xs])[0].total
+    total = lockstep(NUMPY, method, bucket, xs, [method.init(NUMPY, bucket, World(0, len(xs))) for _ in xs])[0].total
     peak = np.max(np.abs(xs), axis=0).reshape(5, 200).max(axis=1, keepdims=True)
     bound = np.broadcast_to(ranks * peak / method.levels(ranks), (5, 200)).ravel()
     error = np.abs(total - sum(xs))
@@ -84,7 +84,7 @@ def test_ranks_round_independently() -> None:
     bucket, method = bucket_of((512,)), ErrorFeedback(Int8())
     x = np.full(512, 0.3, np.float32)
     x[0] = 1.0
-    results = lockstep(NUMPY, method, bucket, [x, x], [method.init(NUMPY, bucket, 2)] * 2)
+    results = lockstep(NUMPY, method, bucket, [x, x], [method.init(NUMPY, bucket, World(0, 2))] * 2)
     first, second = (result.state.residual for result in results)
     assert (first != second).mean() > 0.1
 
@@ -92,5 +92,5 @@ def test_ranks_round_independently() -> None:
 def test_rounding_never_exceeds_the_largest_level() -> None:
     """Full scale plus noise just below 1 rounds up in float32, about once in 500,000 coordinates."""
     bucket, method = bucket_of((2**21,)), Int8()
-    (result,) = lockstep(NUMPY, method, bucket, [np.ones(2**21, np.float32)], [method.init(NUMPY, bucket, 1)])
+    (result,) = lockstep(NUMPY, method, bucket, [np.ones(2**21, np.float32)], [method.init(NUMPY, bucket, World(0, 1))])
     assert (result.total == 1.0).all()

@@ -10,6 +10,7 @@ from catalogue import EXAMPLES, bare
 from worlds import COMPILED, FRAMEWORKS, Arr, bucket_of, leaves, normal, ops_of
 
 from hvd_compress import LocalWorld
+from hvd_compress.core.collectives import World
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.core.state_tree import Per, flatten, kinds, unflatten
 from hvd_compress.errors import SpecError
@@ -94,7 +95,7 @@ def test_frameworks_agree_with_numpy(spec: str, framework: str) -> None:
     outcomes = []
     for name in ("numpy", framework):
         ops = ops_of(name)
-        states = [method.init(ops, BUCKET, 3) for _ in range(3)]
+        states = [method.init(ops, BUCKET, World(0, 3)) for _ in range(3)]
         for step in range(2):
             results = lockstep(ops, method, BUCKET, normal(BUCKET, 3, seed=step), states)
             states = [result.state for result in results]
@@ -113,7 +114,7 @@ def test_frameworks_agree_with_numpy(spec: str, framework: str) -> None:
 def test_sent_and_residual_make_up_the_gradient(spec: str, framework: str) -> None:
     """With one rank the total is what was sent: total + residual = gradient + residual before."""
     ops, method = ops_of(framework), core(spec, feedback=True)
-    state = method.init(ops, BUCKET, 1)
+    state = method.init(ops, BUCKET, World(0, 1))
     for step in range(3):
         (x,) = normal(BUCKET, 1, seed=step)
         before = np.asarray(state.residual).copy()
@@ -126,7 +127,7 @@ def test_sent_and_residual_make_up_the_gradient(spec: str, framework: str) -> No
 def test_residuals_telescope(spec: str) -> None:
     """Over many steps: what all got, plus what the ranks and the servers kept, is the sum of all gradients."""
     bucket, method, ops = bucket_of((40, 25), dtype="float64"), core(spec, feedback=True), ops_of("numpy")
-    states = [method.init(ops, bucket, 3) for _ in range(3)]
+    states = [method.init(ops, bucket, World(0, 3)) for _ in range(3)]
     rng = np.random.default_rng(0)
     got, true = np.zeros(1000), np.zeros(1000)
     for _ in range(50):
@@ -148,12 +149,12 @@ def test_residuals_telescope(spec: str) -> None:
 def test_without_compression_it_is_the_identity(spec: str, framework: str) -> None:
     ops, method = ops_of(framework), core(spec)
     xs = normal(BUCKET, 3)
-    results = lockstep(ops, method, BUCKET, xs, [method.init(ops, BUCKET, len(xs)) for _ in xs])
+    results = lockstep(ops, method, BUCKET, xs, [method.init(ops, BUCKET, World(0, len(xs))) for _ in xs])
     atol = 1e-5 if isinstance(method, LowRank) else 1e-6
     np.testing.assert_allclose(np.asarray(results[0].total), sum(xs), rtol=0, atol=atol)
     if method.supports_feedback:
         late = ErrorFeedback(method)
-        results = lockstep(ops, late, BUCKET, xs, [late.init(ops, BUCKET, len(xs)) for _ in xs])
+        results = lockstep(ops, late, BUCKET, xs, [late.init(ops, BUCKET, World(0, len(xs))) for _ in xs])
         np.testing.assert_allclose(np.asarray(results[0].state.residual), 0, atol=atol)
 
 
@@ -164,8 +165,8 @@ def test_what_is_left_is_the_input_without_what_was_sent(spec: str, framework: s
     ops, method = ops_of(framework), core(spec)
     feedback = ErrorFeedback(method)
     (x,) = normal(BUCKET, 1)
-    (plain,) = lockstep(ops, method, BUCKET, [x.copy()], [method.init(ops, BUCKET, 1)])
-    (kept,) = lockstep(ops, feedback, BUCKET, [x.copy()], [feedback.init(ops, BUCKET, 1)])
+    (plain,) = lockstep(ops, method, BUCKET, [x.copy()], [method.init(ops, BUCKET, World(0, 1))])
+    (kept,) = lockstep(ops, feedback, BUCKET, [x.copy()], [feedback.init(ops, BUCKET, World(0, 1))])
     np.testing.assert_array_equal(np.asarray(kept.total), np.asarray(plain.total))
     np.testing.assert_allclose(np.asarray(kept.state.residual), x - np.asarray(plain.total), rtol=0, atol=2e-6)
 
@@ -180,7 +181,7 @@ def test_unbiased_methods_are_unbiased(spec: str) -> None:
     times, steps = 4, 1000
     method, bucket, draws = core(spec), bucket_of((200 * times,)), times * steps
     ops, xs = ops_of("numpy"), [np.tile(x, times) for x in normal(bucket_of((200,)), 2)]
-    states = [method.init(ops, bucket, len(xs)) for _ in xs]
+    states = [method.init(ops, bucket, World(0, len(xs))) for _ in xs]
     sums = np.zeros((2, 200))
     for _ in range(steps):
         results = lockstep(ops, method, bucket, xs, states)
@@ -214,11 +215,11 @@ def test_ragged_payloads_say_how_many_coordinates_they_have(spec: str) -> None:
 @pytest.mark.parametrize("spec", SPECS)
 def test_states_come_back_from_their_leaves(spec: str) -> None:
     method, ops = core(spec, feedback=core(spec).supports_feedback), ops_of("numpy")
-    state = method.init(ops, BUCKET, 1)
+    state = method.init(ops, BUCKET, World(0, 1))
     for step in range(2):
         (result,) = lockstep(ops, method, BUCKET, normal(BUCKET, 1, seed=step), [state])
         state = result.state
-    again = unflatten(method.init(ops, BUCKET, 1), flatten(state))
+    again = unflatten(method.init(ops, BUCKET, World(0, 1)), flatten(state))
     assert type(again) is type(state)
     x = normal(BUCKET, 1, seed=9)
     (first,), (second,) = (lockstep(ops, method, BUCKET, [a.copy() for a in x], [s]) for s in (state, again))
@@ -229,14 +230,14 @@ def test_states_come_back_from_their_leaves(spec: str) -> None:
 def test_leaves_are_what_their_annotations_say(spec: str) -> None:
     """So that they can be dealt out to other ranks and other buckets."""
     method, ops = core(spec, feedback=core(spec).supports_feedback), ops_of("numpy")
-    state = method.init(ops, BUCKET, 3)
-    alone = [leaves(method.init(ops, bucket_of(shape), 3)) for shape in BUCKET.shapes]
+    state = method.init(ops, BUCKET, World(0, 3))
+    alone = [leaves(method.init(ops, bucket_of(shape), World(0, 3))) for shape in BUCKET.shapes]
     for path, leaf in leaves(state).items():
         sizes = {
             Per.BUCKET: 1,
             Per.COORDINATE: BUCKET.numel,
             Per.GRADIENT: sum(one[path].size for one in alone),
-            Per.PART: -(-leaves(method.init(ops, BUCKET, 1))[path].size // 3),
+            Per.PART: -(-leaves(method.init(ops, BUCKET, World(0, 1)))[path].size // 3),
             Per.WHOLE: leaf.size,
         }
         per = kinds(state)[path].per
@@ -248,7 +249,7 @@ def test_leaves_are_what_their_annotations_say(spec: str) -> None:
 def test_states_are_never_overwritten(spec: str, framework: str) -> None:
     """A step that is thrown away must leave the state that it started from."""
     ops, method = ops_of(framework), core(spec, feedback=core(spec).supports_feedback)
-    state = method.init(ops, BUCKET, 1)
+    state = method.init(ops, BUCKET, World(0, 1))
     (result,) = lockstep(ops, method, BUCKET, normal(BUCKET, 1), [state])
     state, before = result.state, {path: leaf.copy() for path, leaf in leaves(result.state).items()}
     lockstep(ops, method, BUCKET, normal(BUCKET, 1, seed=1), [state])
@@ -263,7 +264,9 @@ def test_constant_gradients(spec: str, framework: str, value: float) -> None:
     """All equal, all zero, denormal, huge: no division by zero and nothing out of range."""
     ops, method = ops_of(framework), core(spec)
     xs = [np.full(BUCKET.numel, value, np.float32)] * 2
-    total = np.asarray(lockstep(ops, method, BUCKET, xs, [method.init(ops, BUCKET, len(xs)) for _ in xs])[0].total)
+    total = np.asarray(
+        lockstep(ops, method, BUCKET, xs, [method.init(ops, BUCKET, World(0, len(xs))) for _ in xs])[0].total
+    )
     if spec == "fp16" and value == 1e30:
         assert np.isinf(total).all()  # as with Horovod's own fp16: visible to a loss scaler
     else:

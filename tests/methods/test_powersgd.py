@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from worlds import FRAMEWORKS, Arr, bucket_of, normal, ops_of
 
+from hvd_compress.core.collectives import World
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.methods.powersgd import PowerSGD
 
@@ -21,7 +22,7 @@ def test_exact_on_a_sum_of_low_rank(framework: str, ranks: int) -> None:
         return np.outer(rng.standard_normal(rows), rng.standard_normal(columns)).ravel()
 
     xs = [np.concatenate([outer(40, 30), outer(8, 18)]).astype(np.float32) for _ in range(ranks)]
-    results = lockstep(ops, method, bucket, xs, [method.init(ops, bucket, len(xs)) for _ in xs])
+    results = lockstep(ops, method, bucket, xs, [method.init(ops, bucket, World(0, len(xs))) for _ in xs])
     np.testing.assert_allclose(np.asarray(results[0].total), sum(xs), atol=1e-4)
 
 
@@ -31,7 +32,7 @@ def test_warm_start_converges_to_the_best_approximation() -> None:
     u, _, vt = np.linalg.svd(np.random.default_rng(0).standard_normal((64, 48)))
     spectrum = 0.7 ** np.arange(48)
     matrix = (u[:, :48] * spectrum) @ vt
-    state, errors = method.init(ops, bucket, 1), []
+    state, errors = method.init(ops, bucket, World(0, 1)), []
     for _ in range(60):
         (result,) = lockstep(ops, method, bucket, [matrix.ravel()], [state])
         state = result.state
@@ -44,7 +45,7 @@ def test_warm_start_converges_to_the_best_approximation() -> None:
 def test_literal_algorithm() -> None:
     """Two steps of Algorithm 1, written out with numpy alone."""
     bucket, method, ops = bucket_of((10, 6), dtype="float64"), PowerSGD(rank=2), ops_of("numpy")
-    states = [method.init(ops, bucket, 2)] * 2
+    states = [method.init(ops, bucket, World(0, 2))] * 2
     q = states[0].q.reshape(6, 2)
     for step in range(2):
         xs = normal(bucket, 2, seed=step)

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from worlds import Arr, bucket_of, ops_of
 
 from hvd_compress.core.bucket import Shape
+from hvd_compress.core.collectives import World
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.methods.base import Method
 from hvd_compress.methods.powersgd import PowerSGD
@@ -90,7 +91,7 @@ class Ours:
 
     def __init__(self, method: Method, ranks: int) -> None:
         self._method, self._bucket = method, bucket_of(*SHAPES)
-        self._states = [method.init(OPS, self._bucket, ranks) for _ in range(ranks)]
+        self._states = [method.init(OPS, self._bucket, World(0, ranks)) for _ in range(ranks)]
 
     @property
     def qs(self) -> list[torch.Tensor]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from worlds import FRAMEWORKS, Arr, bucket_of, normal, ops_of
 
+from hvd_compress.core.collectives import World
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import SpecError
 from hvd_compress.methods.base import Method
@@ -28,7 +29,7 @@ NUMPY = ops_of("numpy")
 def exchange(method: Method, xs: list[Arr], steps: int = 1, framework: str = "numpy") -> tuple[Arr, list[Any]]:
     """The total of the last of some steps with the same gradients, and the states."""
     ops, bucket = ops_of(framework), bucket_of(xs[0].shape, dtype=xs[0].dtype.name)
-    states = [method.init(ops, bucket, len(xs)) for _ in xs]
+    states = [method.init(ops, bucket, World(0, len(xs))) for _ in xs]
     for _ in range(steps):
         results = lockstep(ops, method, bucket, [x.copy() for x in xs], states)
         states = [result.state for result in results]
@@ -191,7 +192,7 @@ def test_the_majority_is_that_of_a_count(ranks: int, twoway: bool, framework: st
 
 def test_signum_votes_with_the_running_mean() -> None:
     method, bucket, beta = Signum(beta=0.9), bucket_of((300,), dtype="float64"), 0.9
-    states, means = [method.init(NUMPY, bucket, 3) for _ in range(3)], [np.zeros(300)] * 3
+    states, means = [method.init(NUMPY, bucket, World(0, 3)) for _ in range(3)], [np.zeros(300)] * 3
     for step in range(5):
         xs = normal(bucket, 3, seed=step)
         results = lockstep(NUMPY, method, bucket, [x.copy() for x in xs], states)

@@ -7,6 +7,7 @@ import pytest
 from worlds import Arr, bucket_of, normal, ops_of
 
 from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import Chosen, World
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.methods.randomk import RandomK
 
@@ -14,7 +15,7 @@ from hvd_compress.methods.randomk import RandomK
 def draws(method: RandomK, bucket: Bucket, steps: int) -> list[Arr]:
     """Which coordinates each step sends."""
     ops = ops_of("numpy")
-    state, sent = method.init(ops, bucket, 1), []
+    state, sent = method.init(ops, bucket, World(0, 1)), []
     for _ in range(steps):
         (result,) = lockstep(ops, method, bucket, [np.ones(bucket.numel, np.float32)], [state])
         state = result.state
@@ -55,8 +56,9 @@ def test_the_global_generator_is_left_alone() -> None:
 def test_values_are_summed_where_they_belong() -> None:
     bucket, ops, method = bucket_of((300,)), ops_of("numpy"), RandomK(ratio=0.2)
     xs = normal(bucket, 4)
-    results = lockstep(ops, method, bucket, xs, [method.init(ops, bucket, len(xs)) for _ in xs])
-    assert results[0].chosen is not None
-    sent = results[0].chosen.rows
+    results = lockstep(ops, method, bucket, xs, [method.init(ops, bucket, World(0, len(xs))) for _ in xs])
+    chosen = results[0].chosen
+    assert isinstance(chosen, Chosen)
+    sent = chosen.rows
     np.testing.assert_allclose(results[0].total[sent], np.sum(xs, axis=0)[sent], rtol=1e-6)
     assert np.count_nonzero(results[0].total) == len(sent) == 60

@@ -7,7 +7,7 @@ import pytest
 from catalogue import EXAMPLES, bare
 from worlds import Arr, bucket_of, leaves, normal, ops_of
 
-from hvd_compress.core.collectives import Exchange
+from hvd_compress.core.collectives import Exchange, World
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.core.state_tree import residual_of
 from hvd_compress.errors import UnsupportedError
@@ -25,7 +25,7 @@ def run(method: Method, xs: list[Arr], steps: int = 1, ops: Ops | None = None) -
     ops = ops_of("numpy") if ops is None else ops
     bucket = bucket_of((xs[0].size,), dtype=xs[0].dtype.name)
     scattered = ReduceScattered(method)
-    states = [scattered.init(ops, bucket, len(xs)) for _ in xs]
+    states = [scattered.init(ops, bucket, World(0, len(xs))) for _ in xs]
     total = np.zeros_like(xs[0])
     ends: list[Exchange] = []
     for _ in range(steps):

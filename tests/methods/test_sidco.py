@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from worlds import COMPILED, FRAMEWORKS, Arr, bucket_of, leaves, normal, ops_of
 
+from hvd_compress.core.collectives import World
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import SpecError
 from hvd_compress.methods.sidco import CORRECTIONS, TINY, SIDCo, SIDCoState
@@ -95,7 +96,7 @@ class WithoutTopK(NumpyOps):
 @pytest.mark.parametrize("name", [name for name in DRAWS if name != "uniform"])
 def test_a_settled_fit_needs_no_top_k(name: str, fit: str) -> None:
     x, bucket, method = draw(name, 100_000), bucket_of((100_000,)), SIDCo(ratio=0.01, fit=fit)
-    state, lengths = method.init(NUMPY, bucket, 1), []
+    state, lengths = method.init(NUMPY, bucket, World(0, 1)), []
     for step in range(30):
         indices, state = method.select(NUMPY if step < 20 else WithoutTopK(), bucket, x, state)
         lengths.append(len(indices))
@@ -158,7 +159,7 @@ def test_stages_move_every_five_steps(framework: str, mean: float, stages: int, 
 def test_what_the_fit_achieves_is_what_counts() -> None:
     """An exponential tail is too long for a normal distribution; the sum of achieved / target says by how much."""
     x, bucket, method = draw("normal", 100_000), bucket_of((100_000,)), SIDCo(ratio=0.01)
-    state = method.init(NUMPY, bucket, 1)
+    state = method.init(NUMPY, bucket, World(0, 1))
     achieved = np.sum(np.abs(x) >= fitted(method, x)) / 1000
     assert achieved < 0.5
     for step in range(4):
@@ -170,7 +171,7 @@ def test_what_the_fit_achieves_is_what_counts() -> None:
 
 def test_a_fixed_number_of_stages_stays() -> None:
     x, bucket, method = draw("normal", 10_000), bucket_of((10_000,)), SIDCo(ratio=0.01, stages=2)
-    state = method.init(NUMPY, bucket, 1)
+    state = method.init(NUMPY, bucket, World(0, 1))
     for _ in range(6):
         _, state = method.select(NUMPY, bucket, x, state)
     assert (float(state.stages), float(state.achieved), state.step) == (2, 0, 6)
@@ -181,7 +182,7 @@ def test_a_fixed_number_of_stages_stays() -> None:
 @pytest.mark.parametrize("framework", COMPILED)
 def test_frameworks_choose_the_same(framework: str, name: str, fit: str) -> None:
     bucket, method, ops = bucket_of((20_000,)), SIDCo(ratio=0.01, fit=fit), ops_of(framework)
-    mine, theirs = method.init(NUMPY, bucket, 1), method.init(ops, bucket, 1)
+    mine, theirs = method.init(NUMPY, bucket, World(0, 1)), method.init(ops, bucket, World(0, 1))
     for step in range(11):
         x = draw(name, 20_000, seed=step)
         expected, mine = method.select(NUMPY, bucket, x, mine)
@@ -204,7 +205,7 @@ def test_in_a_tensorflow_graph(fit: str) -> None:
         return method.select(ops, bucket, x, SIDCoState(stages, achieved, step))
 
     select: Any = tf.function(build)
-    mine = method.init(NUMPY, bucket, 1)
+    mine = method.init(NUMPY, bucket, World(0, 1))
     theirs = [tf.constant(1.0, tf.float64), tf.constant(0.0, tf.float64), tf.constant(0, tf.int64)]
     lengths, inputs = (
         set(),
@@ -248,7 +249,7 @@ def test_degenerate_gradients(framework: str, name: str, dtype: str, fit: str, s
     """The target is met to 10%, or all that is not zero is sent."""
     x, ops, method = degenerate(dtype)[name], ops_of(framework), SIDCo(ratio=0.02, fit=fit, stages=stages)
     bucket = bucket_of((1000,), dtype=dtype)
-    indices = np.asarray(method.select(ops, bucket, ops.constant(x), method.init(ops, bucket, 1))[0])
+    indices = np.asarray(method.select(ops, bucket, ops.constant(x), method.init(ops, bucket, World(0, 1)))[0])
     if name == "denormal" and framework == "tensorflow":
         return  # which takes them for zeros, or not, as the processor is set
     size = np.abs(x.astype(np.float64))
@@ -265,7 +266,7 @@ def test_degenerate_gradients(framework: str, name: str, dtype: str, fit: str, s
 def test_one_coordinate(framework: str, value: float, fit: str) -> None:
     ops, bucket, method = ops_of(framework), bucket_of((1,)), SIDCo(fit=fit)
     x = np.array([value], np.float32)
-    (result,) = lockstep(ops, method, bucket, [x], [method.init(ops, bucket, 1)])
+    (result,) = lockstep(ops, method, bucket, [x], [method.init(ops, bucket, World(0, 1))])
     np.testing.assert_array_equal(np.asarray(result.total), x)
 
 
@@ -274,7 +275,7 @@ def test_ranks_may_send_differently_many(framework: str) -> None:
     ops, bucket = ops_of(framework), bucket_of((3000,))
     method = ErrorFeedback(SIDCo(ratio=0.1))
     xs = [draw("normal", 3000), np.zeros(3000, np.float32), draw("uniform", 3000)]
-    results = lockstep(ops, method, bucket, xs, [method.init(ops, bucket, 3) for _ in xs])
+    results = lockstep(ops, method, bucket, xs, [method.init(ops, bucket, World(0, 3)) for _ in xs])
     kept = sum(np.asarray(result.state.residual) for result in results)
     for result in results:
         np.testing.assert_allclose(np.asarray(result.total) + kept, sum(xs), atol=1e-6)

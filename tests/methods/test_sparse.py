@@ -56,7 +56,7 @@ def test_threshold_sends_what_reaches_it(framework: str) -> None:
 def test_dgc_sends_about_as_many_as_it_should(framework: str, scale: float) -> None:
     """Within 0.8 to 1.3 times k; where the sample misleads, exactly k."""
     method, ops, bucket = DGC(ratio=0.01), ops_of(framework), bucket_of((100_000,))
-    state: Any = method.init(ops, bucket, 1)
+    state: Any = method.init(ops, bucket, World(0, 1))
     counts = set()
     for step in range(5):
         (x,) = normal(bucket, 1, seed=step)
@@ -90,7 +90,7 @@ def test_gtopk_takes_the_winners_of_the_tree(ranks: int, framework: str) -> None
         level = [top(np.sum(level[i : i + 2], axis=0), 20) for i in range(0, len(level), 2)]
     winners = level[0] != 0
     feedback = ErrorFeedback(method)
-    results = lockstep(ops, feedback, bucket, xs, [feedback.init(ops, bucket, ranks) for _ in xs])
+    results = lockstep(ops, feedback, bucket, xs, [feedback.init(ops, bucket, World(0, ranks)) for _ in xs])
     np.testing.assert_allclose(np.asarray(results[0].total), sum(chosen) * winners, atol=1e-12)
     for x, mine, result in zip(xs, chosen, results, strict=True):
         np.testing.assert_allclose(np.asarray(result.state.residual), x - mine * winners, atol=1e-12)
@@ -99,7 +99,7 @@ def test_gtopk_takes_the_winners_of_the_tree(ranks: int, framework: str) -> None
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_scalecom_follows_a_leader(framework: str) -> None:
     ops, method, bucket = ops_of(framework), ScaleCom(ratio=0.05), bucket_of((400,), dtype="float64")
-    states = [method.init(ops, bucket, 3) for _ in range(3)]
+    states = [method.init(ops, bucket, World(0, 3)) for _ in range(3)]
     for step in range(4):
         xs = normal(bucket, 3, seed=step)
         results = lockstep(ops, method, bucket, xs, states)
@@ -110,7 +110,7 @@ def test_scalecom_follows_a_leader(framework: str) -> None:
 
 def test_blockk_draws_every_block_alike() -> None:
     method, bucket = BlockK(ratio=0.1), bucket_of((95,), dtype="float64")
-    state, drawn = method.init(NUMPY, bucket, 1), np.zeros(95)
+    state, drawn = method.init(NUMPY, bucket, World(0, 1)), np.zeros(95)
     for _ in range(2000):
         (result,) = lockstep(NUMPY, method, bucket, [np.ones(95)], [state])
         state, drawn = result.state, drawn + result.total

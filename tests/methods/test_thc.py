@@ -20,7 +20,7 @@ NUMPY = ops_of("numpy")
 
 def total(method: THC, xs: list[Arr]) -> Arr:
     bucket = bucket_of(xs[0].shape, dtype=xs[0].dtype.name)
-    states = [method.init(NUMPY, bucket, len(xs)) for _ in xs]
+    states = [method.init(NUMPY, bucket, World(0, len(xs))) for _ in xs]
     result: Arr = lockstep(NUMPY, method, bucket, [x.copy() for x in xs], states)[0].total
     return result
 
@@ -122,7 +122,7 @@ def messages(method: THC, n: int, ranks: int) -> list[Any]:
     """What one rank asks for, as the others would answer with zeros."""
     bucket = bucket_of((n,))
     exchanging = method.exchange(
-        NUMPY, bucket, np.ones(n, np.float32), method.init(NUMPY, bucket, ranks), World(0, ranks)
+        NUMPY, bucket, np.ones(n, np.float32), method.init(NUMPY, bucket, World(0, ranks)), World(0, ranks)
     )
     asked: list[Any] = [next(exchanging)]
     asked.append(exchanging.send(asked[0].array))

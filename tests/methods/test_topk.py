@@ -48,7 +48,7 @@ def test_rounding_to_fp16_stays_in_the_residual() -> None:
     bucket, ops = bucket_of((4,)), ops_of("numpy")
     method = ErrorFeedback(TopK(ratio=0.5, values="fp16"))
     x = np.array([1.0 + 2**-12, 1e6, 0.5, 0.25], np.float32)
-    (result,) = lockstep(ops, method, bucket, [x], [method.init(ops, bucket, 1)])
+    (result,) = lockstep(ops, method, bucket, [x], [method.init(ops, bucket, World(0, 1))])
     assert result.total.tolist() == [1.0, 65504.0, 0, 0]
     np.testing.assert_array_equal(result.state.residual, x - result.total)
 

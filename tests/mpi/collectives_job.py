@@ -7,7 +7,6 @@ from functools import reduce
 from itertools import permutations
 
 import numpy as np
-from hierarchy import Hierarchical
 from mpi.common import COMM, RANK, SIZE, Arr, assert_ranks_agree, done
 
 from hvd_compress import LocalWorld
@@ -30,11 +29,13 @@ from hvd_compress.core.lockstep import perform
 from hvd_compress.core.transport import InFlight
 from hvd_compress.errors import ExchangeError
 from hvd_compress.methods.base import Method
+from hvd_compress.methods.cast import Dense
 from hvd_compress.mpi import Aggregator
 from hvd_compress.mpi.transport import MPITransport
 from hvd_compress.ops import Ops
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.packing import pack, unpack
+from hvd_compress.wrappers.hierarchy import Hierarchical, HierarchicalState
 
 N = 200_003
 TRANSPORT = MPITransport(COMM)
@@ -135,9 +136,10 @@ def scopes() -> None:
     """As all ranks of one node, and as nodes of one rank: sums are what they are in one process."""
     bucket = Bucket("b0", ((7, 9),), "float64")
     xs = [np.arange(63.0) * (rank + 1) for rank in range(SIZE)]
+    method = Hierarchical(Dense())
     for local_size in (1, SIZE):
         transport = MPITransport(COMM, local_size=local_size)
-        flight = InFlight(Hierarchical(), NumpyOps(), bucket, xs[RANK].copy(), (), transport, "")
+        flight = InFlight(method, NumpyOps(), bucket, xs[RANK].copy(), HierarchicalState(()), transport, "")
         while flight.result is None:
             flight.go_on()
         np.testing.assert_array_equal(flight.ended.total, sum(xs))

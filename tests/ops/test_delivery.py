@@ -32,7 +32,7 @@ KINDS = {
 def delivered(spec: str, ranks: int, kind: str) -> tuple[list[Tensor], list[Tensor]]:
     """Return what is written to tensors of some kind, and what should be."""
     method, ops = bare(spec), TorchCpuOps()
-    states = [method.init(ops, BUCKET, ranks) for _ in range(ranks)]
+    states = [method.init(ops, BUCKET, World(0, ranks)) for _ in range(ranks)]
     flights = fly(ops, method, BUCKET, normal(BUCKET, ranks), states)
     total = flights[0].ended.total
     whole = dense(ops, total) / 3
@@ -65,7 +65,7 @@ def test_the_frameworks_own_way_is_the_same() -> None:
     ops, grads = TorchOps(), [torch.empty(shape) for shape in SHAPES]
     spans = [slice(end - size, end) for end, size in zip(accumulate(BUCKET.sizes), BUCKET.sizes, strict=True)]
     method = bare("qsgd")
-    flights = fly(ops, method, BUCKET, normal(BUCKET, 2), [method.init(ops, BUCKET, 2) for _ in range(2)])
+    flights = fly(ops, method, BUCKET, normal(BUCKET, 2), [method.init(ops, BUCKET, World(0, 2)) for _ in range(2)])
     total = flights[0].ended.total
     ops.deliver(total, list(zip(spans, grads, strict=True)), 0.5)
     np.testing.assert_array_equal(torch.cat([g.flatten() for g in grads]), dense(ops, total) * 0.5)
@@ -75,7 +75,9 @@ def test_the_frameworks_own_way_is_the_same() -> None:
 def test_codes_of_a_wrong_length_are_refused_before_they_are_decoded(framework: str) -> None:
     """When all ranks can still be told."""
     ops, method = ops_of(framework), bare("qsgd")
-    exchanging = method.exchange(ops, BUCKET, ops.constant(normal(BUCKET, 1)[0]), method.init(ops, BUCKET, 1), WORLD)
+    exchanging = method.exchange(
+        ops, BUCKET, ops.constant(normal(BUCKET, 1)[0]), method.init(ops, BUCKET, World(0, 1)), WORLD
+    )
     message = next(exchanging)
     with pytest.raises(ExchangeError, match="has the wrong length"):
         exchanging.send(ops.constant(np.asarray(message.array)[None, :-1]))  # type: ignore[union-attr]

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 from worlds import FRAMEWORKS, ops_of
 
 from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import World
 from hvd_compress.errors import ExchangeError, SpecError
 from hvd_compress.methods.bf16 import BFloat16
 from hvd_compress.methods.topk import TopK
@@ -42,7 +43,7 @@ def ops(request: pytest.FixtureRequest) -> Ops:
 def test_what_is_received_is_what_was_sent(ops: Ops, name: str, dtype: str) -> None:
     """With states that go on from message to message at each end."""
     method, bucket = operator(name), BUCKET._replace(dtype=dtype)
-    sender, receiver = method.init(ops, bucket, 1), method.init(ops, bucket, 1)
+    sender, receiver = method.init(ops, bucket, World(0, 1)), method.init(ops, bucket, World(0, 1))
     for step in range(3):
         sent = send(ops, method, bucket, ops.constant(activations(step, bucket)), sender)
         received = receive(ops, method, bucket, sent.payload, receiver)
@@ -71,7 +72,7 @@ KEPT = 3 * round(0.1 * COORDINATES)
 )
 def test_as_many_bytes_as_foretold(spec: str, size: int) -> None:
     method = operator(spec)
-    sent = send(NUMPY, method, BUCKET, activations(), method.init(NUMPY, BUCKET, 1))
+    sent = send(NUMPY, method, BUCKET, activations(), method.init(NUMPY, BUCKET, World(0, 1)))
     assert sent.payload.size == size
 
 
@@ -110,7 +111,7 @@ def test_minmax_of_equal_numbers_is_exact() -> None:
 def test_what_is_not_sent_is_left(spec: str) -> None:
     method = ErrorFeedback(operator(spec))
     x = activations()
-    sent = send(NUMPY, method, BUCKET, x.copy(), method.init(NUMPY, BUCKET, 1))
+    sent = send(NUMPY, method, BUCKET, x.copy(), method.init(NUMPY, BUCKET, World(0, 1)))
     np.testing.assert_allclose(sent.exchange.state.residual, x - sent.exchange.total, atol=1e-6)
 
 
@@ -129,7 +130,7 @@ def test_a_shared_mask_sends_values_alone(values: str, width: int) -> None:
 @pytest.mark.parametrize("damage", [slice(None, -1), slice(None, 0)])
 def test_a_payload_of_the_wrong_length_is_refused(name: str, damage: slice) -> None:
     method = operator(name)
-    state = method.init(NUMPY, BUCKET, 1)
+    state = method.init(NUMPY, BUCKET, World(0, 1))
     payload = send(NUMPY, method, BUCKET, activations(), state).payload
     with pytest.raises(ExchangeError, match="has the wrong length"):
         receive(NUMPY, method, BUCKET, payload[damage], state)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from worlds import leaves
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import State
+from hvd_compress.core.collectives import State, World
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
@@ -100,7 +100,7 @@ def test_all_ranks_do_what_they_do_in_training(spec: str, monkeypatch: pytest.Mo
     method, bucket, ops = parse(spec).core, Bucket("b0", ((64, 64),), "float32"), rates._ops()
     rng = np.random.default_rng(0)
     grads = [rng.standard_normal(64**2, dtype=np.float32) for _ in range(3)]
-    states = [method.init(ops, bucket, 3) for _ in grads]
+    states = [method.init(ops, bucket, World(0, 3)) for _ in grads]
     assert len(kept) == 3
     for found in kept:
         states = [end.state for end in lockstep(ops, method, bucket, [x.copy() for x in grads], states)]

@@ -58,7 +58,7 @@ class Cost(NamedTuple):
 def cost(name: str) -> Cost:
     """Measure a method with its default parameters."""
     method, bucket, first = parse(name).core, _bucket(SIDE), sent(name, SIZES[0])
-    state = flatten(method.init(NumpyOps(), bucket, SIZES[0])).values()
+    state = flatten(method.init(NumpyOps(), bucket, World(0, SIZES[0]))).values()
     return Cost(
         len(first),
         not grows(first),
@@ -129,7 +129,7 @@ def messages(method: Method, bucket: Bucket, x: Arr, size: int, most: int | None
         most: Stop after so many.
     """
     ops, world = NumpyOps(), World(0, size)
-    exchanging = method.exchange(ops, bucket, x.copy(), method.init(ops, bucket, size), world)
+    exchanging = method.exchange(ops, bucket, x.copy(), method.init(ops, bucket, world), world)
     drive = Drive(take_branches(lower(exchanging, ops, world, LACKS)))
     found: list[Collective] = []
     while drive.message is not None:

@@ -37,7 +37,7 @@ def test_files_of_all_ranks_are_enough_for_any_number(spec: str, tmp_path_factor
     ((name, session),) = second.compression.sessions.items()
     for size in (1, 2, 8):
         fresh = {
-            key: kept._replace(leaves=flatten(kept.method.init(NumpyOps(), kept.bucket, size)))
+            key: kept._replace(leaves=flatten(kept.method.init(NumpyOps(), kept.bucket, World(0, size))))
             for key, kept in session.by_bucket().items()
         }
         dealt = [restored(saved, name, fresh, World(rank, size)) for rank in range(size)]

@@ -19,6 +19,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from worlds import bucket_of
 
+from hvd_compress.core.collectives import World
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.distributed import Compression, DistributedCompressor, FullState
 from hvd_compress.errors import DisagreementError, SpecError, StateError, UnsupportedError
@@ -163,7 +164,7 @@ def test_the_bits_are_those_of_the_method(spec: str) -> None:
     assert grad is not None
     bucket = bucket_of((1024 * SIZE,))._replace(key="")
     ops = torch_ops("cpu")
-    states = [method.init(ops, bucket, SIZE) for _ in inputs]
+    states = [method.init(ops, bucket, World(0, SIZE)) for _ in inputs]
     ends = lockstep(ops, method, bucket, [one.flatten().numpy() for one in inputs], states)
     expected = torch.as_tensor(ends[hvd.rank()].total) / SIZE
     torch.testing.assert_close(grad.to_local().flatten(), expected, rtol=0, atol=0)  # type: ignore[attr-defined]

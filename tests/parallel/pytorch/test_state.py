@@ -163,7 +163,7 @@ def restored_alone(spec: str, saved: list[Saved], world: World) -> Arr:
     job = Job(spec).run(1)
     (reducer,) = job.compression._reducers
     for bucket in reducer.buckets:  # as if the job had as many ranks
-        bucket.state = bucket.method.init(bucket.ops, bucket.bucket, world.size)
+        bucket.state = bucket.method.init(bucket.ops, bucket.bucket, world)
     loaded = restored(saved, reducer.label, reducer.by_bucket(), world)
     reducer.restore(loaded)
     return residuals(Saved("", world.rank, world.size, {"": reducer.saved()}))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import Array, State
+from hvd_compress.core.collectives import Array, State, World
 from hvd_compress.core.lockstep import fly
 from hvd_compress.core.totals import dense
 from hvd_compress.methods.base import Method
@@ -88,7 +88,7 @@ def timed_steps(
     The first step does not count, as its memory is new; so many ``turns`` follow.
     """
     copy = plain_copy(bucket.numel)
-    states: Sequence[State] = [method.init(ops, bucket, len(grads)) for _ in grads]
+    states: Sequence[State] = [method.init(ops, bucket, World(i, len(grads))) for i in range(len(grads))]
     for _ in range(turns + 1):
         step = _timed_step(ops, method, bucket, grads, states, rank)
         states = step.states
