@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
-from hvd_compress.core.collectives import Collective, World
+from hvd_compress.core.collectives import Scope, World
 from hvd_compress.core.lowering import LACKS
-from hvd_compress.errors import ExchangeError
+from hvd_compress.core.nodes import placed
+from hvd_compress.errors import UnsupportedError
+
+_SETS: dict[tuple[Hashable, Scope], Any] = {}
+"""Process sets within nodes and across nodes, by the epoch of the group of all ranks."""
 
 
 @dataclass(frozen=True)
@@ -17,19 +21,29 @@ class Group:
 
     Attributes:
         process_set: Horovod's process set.
-        world: Rank and size within the process set.
+        world: Rank and size within the process set, and the nodes of the ranks.
+        library: Horovod's module for the framework.
     """
 
     process_set: Any
     world: World
 
+    library: ClassVar[Any]
     missing = LACKS
     ordered = False
 
     @classmethod
     def of(cls, process_set: Any) -> Self:
         """Return the group of a process set that this process belongs to."""
-        return cls(process_set, World(process_set.rank(), process_set.size()))
+        hvd = cls.library
+        ranks = range(hvd.size()) if process_set.ranks is None else process_set.ranks
+        return cls(process_set, placed(ranks, hvd.rank(), hvd.local_rank(), hvd.local_size()))
+
+    @property
+    def epoch(self) -> Hashable:
+        """Identifier of the process set and, where it matters, of the start of Horovod."""
+        number: Hashable = self.process_set.process_set_id
+        return number
 
     def lanes(self, keys: Sequence[str]) -> Mapping[str, Self]:
         """Return this group for each bucket, as Horovod matches collectives by their names."""
@@ -39,15 +53,49 @@ class Group:
         """Return the current ranks; an elastic job may change them when Horovod restarts."""
         return self.of(self.process_set)
 
-    @staticmethod
-    def check_scope(message: Collective) -> None:
-        """Reject a collective over a subset of the ranks.
+    def within(self, scope: Scope) -> Self:
+        """Return the ranks of a scope. The first call needs all ranks, as it creates their process sets.
 
         Raises:
-            ExchangeError: If the scope is not ``"world"``.
+            UnsupportedError: If Horovod was started without process sets, or this group is not that of all ranks.
         """
-        if message.scope != "world":
-            raise ExchangeError(f"{message.scope=} is not supported with Horovod: all ranks must take part")
+        if scope == "world":
+            return self
+        place = self.epoch, scope
+        if place not in _SETS:
+            self._create_sets()
+        return replace(self, process_set=_SETS[place], world=self.world.within(scope))
+
+    def _create_sets(self) -> None:
+        if self.process_set.process_set_id != 0:
+            raise UnsupportedError(
+                "hierarchical=on is supported for process sets with one rank per node and for all ranks, but not for"
+                " other process sets: leave out hierarchical=on, or process_set="
+            )
+        known = self.library.mpi_ops._basics._get_process_set_ids_and_ranks()
+        scopes: tuple[Scope, Scope] = ("node", "across")
+        for scope in scopes:
+            for first in range(self.world.size):
+                ranks = list(self.world._replace(rank=first).ranks(scope))
+                if ranks[0] == first:
+                    found = self._set_of(ranks, known)
+                    if self.world.rank in ranks:
+                        _SETS[self.epoch, scope] = found
+
+    def _set_of(self, ranks: list[int], known: Mapping[int, Sequence[int]]) -> Any:
+        """Return the process set of some ranks; create it if there is none. All ranks call it in the same order."""
+        for number, members in known.items():
+            if list(members) == ranks:
+                found = self.library.ProcessSet(ranks)
+                found.process_set_id = number
+                return found
+        try:
+            return self.library.add_process_set(ranks)
+        except ValueError as error:
+            raise UnsupportedError(
+                "hierarchical=on needs process sets of Horovod: start it by hvd.init(process_sets='dynamic'), or set"
+                " HOROVOD_DYNAMIC_PROCESS_SETS=1 on all ranks"
+            ) from error
 
     def global_rank(self, rank: int) -> int:
         """Return the global rank of a member, which Horovod expects as the root of a broadcast."""

@@ -27,6 +27,8 @@ class Stats(NamedTuple):
         decode_seconds: Time in ``decompress`` without waiting; None in TensorFlow.
         vnmse: Normalised squared error of the compressed sums, ``||total - exact||^2 / ||exact||^2`` over all steps and
             compressed tensors; None without ``measure=on``.
+        bytes_inside: Payload bytes of collectives within a node, with ``hierarchical=on``; ``bytes_sent`` has those of
+            all others.
     """
 
     steps: int
@@ -37,6 +39,7 @@ class Stats(NamedTuple):
     wait_seconds: float | None
     decode_seconds: float | None
     vnmse: float | None = None
+    bytes_inside: int = 0
 
     @property
     def bytes_per_step(self) -> float:
@@ -54,13 +57,17 @@ class Meter:
     steps: int = 0
     gradient_bytes: int = 0
     bytes_sent: int = 0
+    bytes_inside: int = 0
     encode: float = 0.0
     wait: float = 0.0
     decode: float = 0.0
 
     def count(self, message: Collective) -> None:
         """Count the payload of a collective."""
-        self.bytes_sent += message.array.nbytes
+        if message.scope == "node":
+            self.bytes_inside += message.array.nbytes
+        else:
+            self.bytes_sent += message.array.nbytes
 
     def begin(self) -> float:
         """Start a lap; pass the result to `lap`."""
@@ -90,4 +97,5 @@ class Meter:
             self.encode,
             self.wait if waits else None,
             self.decode,
+            bytes_inside=self.bytes_inside,
         )

@@ -20,7 +20,7 @@ LAYERS = [
     ["core", "core.bucket", "tools.units"],
     ["tools.tables", "tools.terminal", "tools.drawing", "tools.cluster"],
     ["core.collectives"],
-    ["core.state_tree"],
+    ["core.nodes", "core.state_tree"],
     ["ops"],
     ["core.totals"],
     ["kernels"],

@@ -8,37 +8,50 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import socket
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from hvd_compress._version import __version__
 from hvd_compress.bucketing import Gradient, Merge
+from hvd_compress.core.collectives import World
 from hvd_compress.errors import DisagreementError, UnsupportedError
 from hvd_compress.spec import to_spec
 from hvd_compress.wrappers.router import Routable
 
-_JOB = "job"
+_JOB, _HOST, _NODES = "job", "host", "ranks per node"
 
 _BITS = 24
 """Bits of a digest, so that sums of squares over many ranks fit int64."""
 
 
-def describe(method: Routable, merge: Merge, gradients: Sequence[Gradient], restored: str = "") -> bytes:
+def describe(method: Routable, merge: Merge, gradients: Sequence[Gradient], world: World, restored: str = "") -> bytes:
     """Return everything that ranks must agree on, as a line of JSON.
 
     Args:
         method: The method.
         merge: Assignment of gradients to buckets.
         gradients: The compressed gradients.
+        world: The ranks.
         restored: Identifier of the saved state that this rank resumes from; empty for a new one.
+
+    Raises:
+        UnsupportedError: If the job is elastic and the method hierarchical.
     """
+    nodes: dict[str, Any] = {}
+    if method.hierarchical:
+        if elastic():
+            refuse_elastic("nodes with several ranks (hierarchical=on)")
+        nodes = {_NODES: world.local_size if world.even else f"unlike that of rank {world.rank}"}
     facts = {
         "hvd_compress version": __version__,
         "method": to_spec(method),
         "merge": merge,
         "restored state": restored,
         "parameters": [[g.name, list(g.shape), g.dtype] for g in gradients],
+        **nodes,
+        _HOST: socket.gethostname(),
         _JOB: secrets.randbits(40),  # leaves the user's random generators untouched
     }
     return json.dumps(facts).encode() + b"\n"
@@ -47,7 +60,7 @@ def describe(method: Routable, merge: Merge, gradients: Sequence[Gradient], rest
 def compared(line: bytes) -> dict[str, Any]:
     """Return the facts in a line of `describe` that must be equal on all ranks."""
     facts: dict[str, Any] = json.loads(line)
-    del facts[_JOB]
+    del facts[_JOB], facts[_HOST]
     return facts
 
 
@@ -134,12 +147,27 @@ def check(lines: bytes) -> int:
     for rank, other in enumerate(others, start=1):
         for fact in first:
             if first[fact] != other.get(fact):
+                if fact == _NODES:
+                    _refuse_nodes(lines)
                 a, b = _shortened(first[fact], other.get(fact))
                 raise DisagreementError(
                     f"the ranks disagree on the {fact}: rank 0 has {a}, rank {rank} has {b};"
                     " use the same model and the same compression on all ranks"
                 )
     return job_of(lines.splitlines()[0])
+
+
+def _refuse_nodes(lines: bytes) -> NoReturn:
+    """Reject nodes with different numbers of ranks."""
+    hosts: dict[str, list[str]] = {}
+    for rank, line in enumerate(lines.splitlines()):
+        facts = json.loads(line)
+        hosts.setdefault(facts[_HOST] or f"a node ({_NODES}: {facts[_NODES]})", []).append(str(rank))
+    found = "; ".join(f"{host} has rank {', '.join(ranks)}" for host, ranks in hosts.items())
+    raise DisagreementError(
+        "hierarchical=on needs the same number of ranks on each node, numbered node by node, as horovodrun, torchrun"
+        f" and mpirun --map-by slot do: {found}; start as many on each, or leave out hierarchical=on"
+    )
 
 
 def _shortened(a: Any, b: Any) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import numpy as np
 from hvd_compress.bucketing import Merge, check_merge
 from hvd_compress.checkpoint.resharding import Former, Kept, Leaves, redistribute
 from hvd_compress.core.collectives import World
-from hvd_compress.core.state_tree import Kind, Per, Role, kinds
+from hvd_compress.core.state_tree import OF_PART, Kind, Per, Role, kinds
 from hvd_compress.errors import SpecError, StateError
 from hvd_compress.ops.numpy import NumpyOps
 
@@ -35,6 +35,7 @@ class SavedSession(NamedTuple):
             and step belong together.
         shared: Checksum of leaves that must be equal on all ranks, from `fingerprint`.
         came: How the gradient of each parameter arrived in the first step, if buckets depend on it.
+        local_size: Number of ranks on each node.
     """
 
     rank: int
@@ -46,6 +47,7 @@ class SavedSession(NamedTuple):
     job: int = 0
     shared: int = 0
     came: Sequence[int] | None = None
+    local_size: int = 1
 
 
 class Saved(NamedTuple):
@@ -128,6 +130,7 @@ def from_dict(state: Any, convert: Callable[[Any], Any]) -> Saved:
                 int(session["job"]),
                 int(session["shared"]),
                 None if session["came"] is None else [int(one) for one in session["came"]],
+                int(session["local_size"]),
             )
             for name, session in state["sessions"].items()
         }
@@ -271,21 +274,30 @@ def restored(saved: Sequence[Saved], name: str, fresh: Mapping[str, Kept], world
     for key, kept in fresh.items():
         expected = kinds(kept.method.init(NumpyOps(), kept.bucket, world))
         for session in sessions:
-            _check(key, kept.leaves, session.buckets[key], {} if alone else expected)
+            same = alone and session.local_size == world.local_size
+            _check(key, kept.leaves, session.buckets[key], {} if same else expected)
         formers = [Former(session.buckets[key], session.rank, session.rank % world.size) for session in sessions]
         buckets[key] = (
-            first.buckets[key]
+            _own(first, key, kept, expected, world)
             if alone
             else redistribute(kept.leaves, expected, kept.bucket.numel, formers, first.size, world)
         )
-    return first._replace(rank=world.rank, size=world.size, buckets=buckets)
+    return first._replace(rank=world.rank, size=world.size, buckets=buckets, local_size=world.local_size)
+
+
+def _own(saved: SavedSession, key: str, kept: Kept, kinds: Mapping[str, Kind], world: World) -> Leaves:
+    """Return the leaves of a bucket of the same rank; what belongs to a part of the bucket, only on the same nodes."""
+    if saved.local_size == world.local_size:
+        return saved.buckets[key]
+    return {path: kept.leaves[path] if kinds[path] == OF_PART else leaf for path, leaf in saved.buckets[key].items()}
 
 
 def _check(key: str, fresh: Leaves, saved: Leaves, kinds: Mapping[str, Kind]) -> None:
     """Compare saved leaves with those of an initial state; the shapes of shards may differ."""
     for path, leaf in fresh.items():
         old, new = np.asarray(leaf), np.asarray(saved.get(path))
-        fits = new.dtype == old.dtype and (new.shape == old.shape or kinds.get(path, Kind()).per is Per.PART)
+        kind = kinds.get(path, Kind())
+        fits = new.dtype == old.dtype and (new.shape == old.shape or kind.per is Per.PART or kind == OF_PART)
         if not fits:
             raise StateError(
                 f"{path!r} of bucket {key!r} does not match: expected shape {old.shape} and {old.dtype}, got shape"

@@ -29,11 +29,13 @@ class World(NamedTuple):
         rank: Rank of this process, ``0 <= rank < size``.
         size: World size.
         local_size: Number of processes on each node. Ranks are numbered node by node.
+        even: Whether that holds; if not, or if it is unknown, ``local_size`` is 1.
     """
 
     rank: int
     size: int
     local_size: int = 1
+    even: bool = True
 
     @property
     def local_rank(self) -> int:

@@ -66,8 +66,8 @@ PrivateVector: TypeAlias = Annotated[Any, Kind(Role.PRIVATE, Per.COORDINATE)]
 PrivateCode: TypeAlias = Annotated[Any, Kind(Role.PRIVATE, Per.WHOLE)]
 ServedCode: TypeAlias = Annotated[Any, Kind(Role.PASSING, Per.PART)]
 
-_OF_PART = Kind(Role.PASSING, Per.WHOLE)
-Within: TypeAlias = Annotated[Any, _OF_PART]
+OF_PART = Kind(Role.PASSING, Per.WHOLE)
+Within: TypeAlias = Annotated[Any, OF_PART]
 """State of a method that has a part of the bucket: of its leaves, only counters can be resharded."""
 
 
@@ -103,8 +103,8 @@ def kinds(state: State, path: str = "", kind: Kind = Kind()) -> dict[str, Kind]:
     declared = _declared(type(state))
     for name, part in _children(state):
         mine, at = declared.get(name, kind), f"{path}.{name}" if path else name
-        if mine == _OF_PART:
-            found |= {leaf: one if one == Kind() else _OF_PART for leaf, one in kinds(part, at).items()}
+        if mine == OF_PART:
+            found |= {leaf: one if one == Kind() else OF_PART for leaf, one in kinds(part, at).items()}
         else:
             found |= kinds(part, at, mine)
     return found

@@ -286,7 +286,12 @@ class DistributedCompressor(ReducingCompressor):
         """Verify that the ranks agree, as `Reducer` does in its first step."""
         asks = AllReduce(torch.ones(1, dtype=torch.int64, device="cpu"))
         registered.transport.start(asks, "").result()
-        facts = agreement.describe(self.method, self.merge, facts_of((m.name, m.tensor) for m in registered.members))
+        facts = agreement.describe(
+            self.method,
+            self.merge,
+            facts_of((m.name, m.tensor) for m in registered.members),
+            registered.transport.world,
+        )
         handshake = Handshake(facts, place_of(member.name for member in registered.members), registered.transport)
         handshake.wait()
         handshake.verify()

@@ -274,7 +274,7 @@ class ShardedReducer:
     def _agree(self, transport: GroupTransport) -> None:
         """Verify that the ranks agree, before the first exchange."""
         restored = f"step {self.steps - 1} of job {self.job:x}" if self.job else ""
-        facts = agreement.describe(self._common.method, self._common.merge, self._facts, restored)
+        facts = agreement.describe(self._common.method, self._common.merge, self._facts, transport.world, restored)
         handshake = Handshake(facts, place_of(fact.name for fact in self._facts), transport)
         handshake.wait()
         self.job = handshake.verify()
@@ -323,7 +323,9 @@ class ShardedReducer:
         buckets = {name: unit.bucket.read() for name, unit in self._units.items()}
         shared = fingerprint(buckets, {name: kinds(unit.bucket.state) for name, unit in self._units.items()})
         world = self.world
-        return SavedSession(world.rank, world.size, self.steps, buckets, job=self.job, shared=shared)
+        return SavedSession(
+            world.rank, world.size, self.steps, buckets, job=self.job, shared=shared, local_size=world.local_size
+        )
 
     def by_bucket(self, saved: SavedSession | None = None) -> dict[str, Kept]:
         """Return the states of all buckets.

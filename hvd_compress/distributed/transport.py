@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,9 +26,18 @@ from torch._C._distributed_c10d import (
 )
 from torch.distributed.distributed_c10d import _get_process_group_store
 
-from hvd_compress.core.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, ReduceScatter, World
+from hvd_compress.core.collectives import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Collective,
+    ReduceScatter,
+    Scope,
+    World,
+)
 from hvd_compress.core.lowering import LACKS
-from hvd_compress.errors import ExchangeError
+from hvd_compress.core.nodes import launched
 
 _MOST_CONNECTIONS = 256
 """Connections of a rank for buckets of their own; with more of them, buckets take turns."""
@@ -83,6 +93,26 @@ class Pending(NamedTuple):
         return self.read()
 
 
+class _Connector(NamedTuple):
+    """Makes Gloo backends.
+
+    Attributes:
+        store: Store by which the ranks find each other.
+        options: Options of the backends, such as their timeout.
+    """
+
+    store: Any
+    options: Any
+
+    def lane(self, name: str, world: World) -> GroupTransport:
+        """Return a transport with connections of its own; all its ranks call it at the same time."""
+        forth, back = (
+            ProcessGroupGloo(PrefixStore(f"{name}.{way}", self.store), world.rank, world.size, self.options)
+            for way in ("forth", "back")
+        )
+        return GroupTransport(forth, world, back, _Connector(PrefixStore(name, self.store), self.options))
+
+
 @dataclass(frozen=True)
 class GroupTransport:
     """The ranks of a process group, over Gloo, NCCL or MPI.
@@ -94,19 +124,22 @@ class GroupTransport:
         group: The process group, or a backend of its kind.
         world: This process among those of the group.
         back: Another backend, for what an alltoall sends to lower ranks; None to use ``group``.
+        connector: Connects the ranks within a node and across nodes; None for a process group.
     """
 
     group: Any
     world: World
     back: Any = field(default=None, compare=False)
+    connector: _Connector | None = field(default=None, compare=False)
     _lanes: dict[str, GroupTransport] = field(default_factory=dict, compare=False)
+    _scopes: dict[Scope, GroupTransport] = field(default_factory=dict, compare=False)
 
     ordered = True
 
     @classmethod
     def of(cls, group: dist.ProcessGroup) -> GroupTransport:
         """Return the ranks of a process group that this process belongs to."""
-        return cls(group, World(group.rank(), group.size()))
+        return cls(group, launched(dist.get_process_group_ranks(group), dist.get_rank(), os.environ))
 
     def lanes(self, keys: Sequence[str]) -> dict[str, GroupTransport] | None:
         """Return a transport for each bucket, if its collectives need not be ordered with those of others.
@@ -118,15 +151,30 @@ class GroupTransport:
             return None
         for key in keys:
             if key not in self._lanes:
-                self._lanes[key] = GroupTransport(self._connect(), self.world, self._connect())
+                self._lanes[key] = self._connect("lane", self.world)
         return self._lanes
 
-    def _connect(self) -> Any:
-        """Return a backend with connections of its own among these ranks."""
+    def _connect(self, name: str, world: World) -> GroupTransport:
+        """Return a transport over Gloo, with connections of its own."""
+        if self.connector is not None:
+            return self.connector.lane(name, world)
         serial = next(_SERIALS.setdefault(self.group, count()))
-        store = PrefixStore(f"hvd_compress.{serial}", _get_process_group_store(self.group))
         options = self.group._get_backend(torch.device("cpu")).options
-        return ProcessGroupGloo(store, self.world.rank, self.world.size, options)
+        connector = _Connector(_get_process_group_store(self.group), options)
+        return connector.lane(f"hvd_compress.{serial}.{name}", world)
+
+    def _within(self, scope: Scope) -> GroupTransport:
+        """Return the ranks of a scope."""
+        if scope not in self._scopes:
+            ranks = self.world.ranks(scope)
+            if self.connector is not None or self._over_gloo:
+                found = self._connect(f"{scope}.{ranks[0]}", self.world.within(scope))
+            else:
+                members = dist.get_process_group_ranks(self.group)
+                group = dist.new_group([members[rank] for rank in ranks], use_local_synchronization=True)
+                found = GroupTransport(group, self.world.within(scope))
+            self._scopes[scope] = found
+        return self._scopes[scope]
 
     @cached_property
     def _over_gloo(self) -> bool:
@@ -158,11 +206,10 @@ class GroupTransport:
     def start(self, message: Collective, name: str) -> Pending:
         """Start a collective.
 
-        Raises:
-            ExchangeError: If it is one of some of the ranks.
+        The first one within a node or across nodes needs all ranks, as it connects them.
         """
         if message.scope != "world":
-            raise ExchangeError(f"{message.scope=} is not supported: all ranks of the process group take part")
+            return self._within(message.scope).start(message._replace(scope="world"), name)
         array = message.array.contiguous()
         if self._device is None or array.is_cuda:
             return self._start(message, array)

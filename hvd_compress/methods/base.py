@@ -104,6 +104,11 @@ class Method(ABC):
         """Whether the optimizer must be without momentum: the method has its own, or does not support any."""
         return False
 
+    @property
+    def hierarchical(self) -> bool:
+        """Whether it communicates within nodes and between nodes in different ways."""
+        return False
+
     def compresses(self, shape: Shape) -> bool:
         """Return whether compression makes a gradient of this shape smaller."""
         del shape
@@ -190,6 +195,10 @@ class Wrapper(Method):
     @property
     def needs_plain_sgd(self) -> bool:
         return self.inner.needs_plain_sgd
+
+    @property
+    def hierarchical(self) -> bool:
+        return self.inner.hierarchical
 
     def compresses(self, shape: Shape) -> bool:
         return self.inner.compresses(shape)

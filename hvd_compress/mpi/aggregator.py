@@ -41,7 +41,7 @@ class Aggregator(Saving):
     A pickled aggregator has ``method``, ``comm`` and ``merge`` only, and no state; ``comm`` must be one of MPI's own.
 
     Args:
-        method: A method or its spec.
+        method: A method or its spec. With ``hierarchical=on``, all ranks create the aggregator together.
         comm: An intracommunicator, of which a duplicate is used. It is made in the first step.
         merge: Assignment of gradients to buckets; see `hvd_compress.bucketing.plan`.
 
@@ -55,7 +55,7 @@ class Aggregator(Saving):
         self.merge = merge
         self._given = comm
         self._meter = Meter()
-        self._transport = MPITransport(comm, self._meter)
+        self._transport = MPITransport(comm, self._meter, None if self.method.hierarchical else 1)
         self._session: Session | None = None
         self._loaded = Loaded()
         self._agreed = False
@@ -137,7 +137,7 @@ class Aggregator(Saving):
 
     def _agree(self, session: Session, method: Routable) -> None:
         """Make sure that all ranks have the same method and gradients, and go on from the same saved state."""
-        facts = agreement.describe(method, self.merge, session.gradients, self._restored)
+        facts = agreement.describe(method, self.merge, session.gradients, self._transport.world, self._restored)
         session.job = agreement.check(self._transport.gather_bytes(facts))
         self._session, self._loaded = session, Loaded()
         self._agreed, self._restored = True, ""

@@ -104,7 +104,9 @@ class Session:
         }
         shared = fingerprint(buckets, dict(zip(kept, map(kinds, self.states), strict=True)))
         world = self._transport.world
-        return SavedSession(world.rank, world.size, self.steps, buckets, job=self.job, shared=shared)
+        return SavedSession(
+            world.rank, world.size, self.steps, buckets, job=self.job, shared=shared, local_size=world.local_size
+        )
 
     def restore(self, saved: SavedSession) -> None:
         """Take over states that have been checked."""

@@ -19,6 +19,7 @@ from hvd_compress.core.collectives import (
     Scope,
     World,
 )
+from hvd_compress.core.nodes import placed
 from hvd_compress.errors import ExchangeError
 from hvd_compress.mpi.operators import half, saturating_sum
 from hvd_compress.ops import wrong_length
@@ -47,6 +48,14 @@ class Done(NamedTuple):
         return self.reply
 
 
+def _found(comm: MPI.Comm) -> World:
+    """Return the world of this process, with the ranks that share its memory as its node."""
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    world = placed(range(comm.Get_size()), comm.Get_rank(), node.Get_rank(), node.Get_size())
+    node.Free()
+    return world
+
+
 class MPITransport:
     """The ranks of a communicator. A collective is over when it has been started.
 
@@ -54,7 +63,7 @@ class MPITransport:
         comm: An intracommunicator. It is duplicated in the first collective, so that messages of others never get in
             between.
         meter: Counts the time of collectives.
-        local_size: Number of ranks on each node; ranks are numbered node by node.
+        local_size: Number of ranks on each node, which are numbered node by node; None to ask MPI.
 
     Attributes:
         world: This process among those of the communicator.
@@ -63,12 +72,13 @@ class MPITransport:
     missing: frozenset[type] = frozenset()
     epoch = 0
 
-    def __init__(self, comm: MPI.Comm, meter: Meter | None = None, local_size: int = 1) -> None:
+    def __init__(self, comm: MPI.Comm, meter: Meter | None = None, local_size: int | None = None) -> None:
         self._given = comm
         self._own: dict[Scope, MPI.Comm] = {}
         self._closed = False
         self._meter = Meter() if meter is None else meter
-        self.world = World(comm.Get_rank(), comm.Get_size(), local_size)
+        rank, size = comm.Get_rank(), comm.Get_size()
+        self.world = _found(comm) if local_size is None else World(rank, size, local_size)
 
     def _comm(self, scope: Scope = "world") -> MPI.Comm:
         """Return the communicator of a scope; made when all ranks first need it."""

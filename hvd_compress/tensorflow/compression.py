@@ -187,7 +187,7 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
         message = drive.message
         assert isinstance(message, AllReduce)
         count = tf.size(tensor, out_type=tf.int64)
-        self.tally.add(int(first), count * tensor.dtype.size, count * message.array.dtype.size)
+        self.tally.add(int(first), count * tensor.dtype.size, [count * message.array.dtype.size, 0])
         if call is not None and first:
             self._count_slices(call)
         return message.array, drive
@@ -200,8 +200,9 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
         key = _key(call, pairs)
         if key not in self._memo.agreed:
             facts = [Gradient(name_of(v), tuple(v.shape), g.dtype.name) for g, v in pairs]
-            said = agreement.describe(self.method, self.merge, facts)
-            Question(said, _first(pairs), GraphTransport.of(call.process_set)).expect()
+            transport = GraphTransport.of(call.process_set)
+            said = agreement.describe(self.method, self.merge, facts, transport.world)
+            Question(said, _first(pairs), transport).expect()
             self._memo.agreed.add(key)
 
     def _ready(self, call: Call) -> Ready:
@@ -238,7 +239,7 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
         if not parts:
             return
         size = tf.add_n([tf.size(part, tf.int64) * part.dtype.size for part in parts])
-        self.tally.add(0, size, size)
+        self.tally.add(0, size, [size, 0])
         new = names - self._memo.told
         if new and not self.method.linear:
             self._memo.told |= new

@@ -37,7 +37,7 @@ class Said(NamedTuple):
     """Message of a rank in a round.
 
     Attributes:
-        facts: From `agreement.describe`, without what is drawn anew for each list.
+        facts: From `agreement.describe`, without what differs between ranks.
         first: Name of the model: the smallest name of its variables, numbers included.
         waiting: Whether the list has been named in an earlier round, and the rank cannot go on without an answer.
     """
@@ -57,7 +57,7 @@ class Question:
     """
 
     def __init__(self, facts: bytes, first: str, transport: GraphTransport) -> None:
-        self.said = Said(json.dumps({**json.loads(facts), "job": 0}), first, waiting=False)
+        self.said = Said(json.dumps({**json.loads(facts), "job": 0, "host": ""}), first, waiting=False)
         self.settled = False
         self.error: BaseException | None = None
         self._talk = _talk(transport)

@@ -73,6 +73,12 @@ class _Fixed:
     tally: Tally
 
 
+def _digest(method: Router, world: World) -> int:
+    """Return a checksum of a method, and of the nodes if its state depends on them."""
+    nodes = f" {world.local_size}" if method.hierarchical else ""
+    return zlib.crc32(f"{to_spec(method)}{nodes}".encode())
+
+
 class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
     """The exchange of the gradients of a list of variables.
 
@@ -105,7 +111,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
     ) -> None:
         super().__init__(name="hvd_compress_session")
         self._count = len(gradients)
-        self._facts = agreement.describe(method, merge, gradients)
+        self._facts = agreement.describe(method, merge, gradients, transport.world)
         question = None if agreement.elastic() else Question(self._facts, first, transport)
         if question is not None:
             question.expect()
@@ -116,7 +122,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         self._key = min(("/".join(g.name.split("/")[-2:]) for g in gradients), default="")
         self._prefix = f"hvd_compress.{agreement.label(gradients)}"
         self._drawn = pulse.draw()
-        self._origin = [transport.world.rank, transport.world.size, zlib.crc32(to_spec(method).encode())]
+        self._origin = [transport.world.rank, transport.world.size, _digest(method, transport.world)]
         self.slots: dict[str, dict[str, tf.Variable]] = {}
 
     @property
@@ -209,7 +215,8 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         buckets = self.read()
         steps, job = outside_of_graphs(lambda: (int(self.steps.numpy()), int(self.job.numpy())))
         shared = fingerprint(buckets, self.kinds())
-        return SavedSession(self.world.rank, self.world.size, steps, buckets, job=job, shared=shared)
+        world = self.world
+        return SavedSession(world.rank, world.size, steps, buckets, job=job, shared=shared, local_size=world.local_size)
 
     def restore(self, saved: SavedSession) -> None:
         """Take over a state that has been checked."""
@@ -265,7 +272,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
 
         totals: list[Tensor | None] = [None] * len(gradients)
         changes: list[Change] = []
-        sent = tf.constant(pulse.BYTES + carrier.dtype.size * len(gradients), tf.int64)
+        sent = tf.constant([pulse.BYTES + carrier.dtype.size * len(gradients), 0], tf.int64)
         for planned, (x, _) in zip(self._fixed.plan, merged, strict=True):
             pieces, more_changes, more_sent = self._exchange(planned, x, all_finite)
             for i, piece in zip(planned.members, pieces, strict=True):

@@ -55,19 +55,16 @@ class Built(NamedTuple):
 class GraphTransport(Group):
     """The ranks of a process set of Horovod, in a graph that is being traced."""
 
-    @property
-    def epoch(self) -> int:
-        """Another one for each process set."""
-        return int(self.process_set.process_set_id)
+    library = hvd
 
     def start(self, message: Collective, name: str) -> Built:
         """Build the operation for one collective."""
         return Built(self._build(message, name))
 
     def _build(self, message: Collective, name: str) -> Tensor:
-        array, size = message.array, self.world.size
-        where = {"name": name, "process_set": self.process_set, "ignore_name_scope": True}
-        self.check_scope(message)
+        group = self.within(message.scope)
+        array, size = message.array, group.world.size
+        where = {"name": name, "process_set": group.process_set, "ignore_name_scope": True}
         if isinstance(message, AllReduce):
             op = hvd.Max if message.op == "max" else hvd.Sum
             return hvd.mpi_ops._allreduce(array, op=op, **where)
@@ -81,7 +78,7 @@ class GraphTransport(Group):
             received, _ = hvd.alltoall(tf.reshape(array, [-1]), splits, **where)
             return _rows(received, array.shape)
         assert isinstance(message, Broadcast)
-        return hvd.broadcast(array, self.global_rank(message.root), **where)
+        return hvd.broadcast(array, group.global_rank(message.root), **where)
 
     def gather_bytes(self, data: bytes, name: str) -> bytes:
         """Join the bytes of all ranks, in the order of ranks; at once, even while a graph is traced."""
@@ -103,9 +100,9 @@ def drive(exchanging: Exchanging, name: str, transport: GraphTransport, after: T
         after: What is there when all ranks are known to be in the same step, without which they might branch apart.
 
     Returns:
-        What the exchange ends with, and the payload bytes of a step (an int64 scalar).
+        What the exchange ends with, and the payload bytes of a step as two int64: outside of nodes, and within nodes.
     """
-    sent: Tensor = tf.constant(0, tf.int64)
+    sent: Tensor = tf.constant([0, 0], tf.int64)
     numbers = count()
 
     def answer(message: Collective | Branch) -> Any:
@@ -115,7 +112,8 @@ def drive(exchanging: Exchanging, name: str, transport: GraphTransport, after: T
             reply, more = _branch(message, where, transport, after)
         else:
             reply = transport.start(message, where).result()
-            more = tf.size(message.array, tf.int64) * message.array.dtype.size
+            size = tf.size(message.array, tf.int64) * message.array.dtype.size
+            more = tf.stack([0, size] if message.scope == "node" else [size, 0])
         sent += more
         return reply
 

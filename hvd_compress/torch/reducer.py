@@ -267,7 +267,7 @@ class Reducer:
     def _greet(self) -> Handshake:
         """Start to verify that the ranks agree, or continue the handshake of an aborted step."""
         if self._handshake is None:
-            facts = agreement.describe(self._method, self._merge, self._facts, self.identity)
+            facts = agreement.describe(self._method, self._merge, self._facts, self.world, self.identity)
             # All ranks make direct calls in the same order, so the same place works for any names.
             place = place_of(one.name for one in self._facts) if self._replaces else ""
             self._handshake = Handshake(facts, place, self.transport, afresh=self._due)
@@ -369,7 +369,9 @@ class Reducer:
         came, partition = self._buckets.came, self._buckets.partition
         shared = fingerprint(buckets, {one.bucket.key: kinds(one.state) for one in self.buckets})
         world = self.world
-        return SavedSession(world.rank, world.size, self.steps, buckets, partition, search, self.job, shared, came)
+        return SavedSession(
+            world.rank, world.size, self.steps, buckets, partition, search, self.job, shared, came, world.local_size
+        )
 
     def restore(self, saved: SavedSession) -> None:
         """Restore checked states, and their partition unless ``merge`` fixes another one."""
@@ -397,7 +399,7 @@ class Reducer:
             self.world,
             self.steps,
             self._gather,
-            agreement.describe(self._method, self._merge, self._facts),
+            agreement.describe(self._method, self._merge, self._facts, self.world),
             self.by_bucket,
         )
         self._met = self.transport.epoch

@@ -86,6 +86,10 @@ class Hierarchical(Wrapper):
     masks: bool = False
 
     @property
+    def hierarchical(self) -> bool:
+        return True
+
+    @property
     def supports_feedback(self) -> bool:
         return self.inner.supports_feedback
 

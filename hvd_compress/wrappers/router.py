@@ -38,6 +38,11 @@ class Router(ABC):
         """Whether the optimizer must be without momentum; see `Method.needs_plain_sgd`."""
         return self.core.needs_plain_sgd
 
+    @property
+    def hierarchical(self) -> bool:
+        """Whether a method is hierarchical; see `Method.hierarchical`."""
+        return self.core.hierarchical
+
 
 Routable: TypeAlias = Method | Router
 
@@ -122,6 +127,10 @@ class ByName(Router):
         return any(router.needs_plain_sgd for _, router in self.rules)
 
     @property
+    def hierarchical(self) -> bool:
+        return any(router.hierarchical for _, router in self.rules)
+
+    @property
     def core(self) -> Method:
         return self._find("").core
 
@@ -147,6 +156,10 @@ class ByStep(Router):
     @property
     def needs_plain_sgd(self) -> bool:
         return any(router.needs_plain_sgd for _, router in self.phases)
+
+    @property
+    def hierarchical(self) -> bool:
+        return any(router.hierarchical for _, router in self.phases)
 
     @property
     def core(self) -> Method:

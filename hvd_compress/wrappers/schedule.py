@@ -172,6 +172,10 @@ class Phases(Method):
         return any(method.needs_plain_sgd for _, method in self.phases)
 
     @property
+    def hierarchical(self) -> bool:
+        return any(method.hierarchical for _, method in self.phases)
+
+    @property
     def _bare(self) -> list[Method]:
         """Methods without their error feedback; `Phases` itself keeps the residual."""
         return [method.inner if isinstance(method, ErrorFeedback) else method for _, method in self.phases]

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from hvd_compress import parse
 from hvd_compress.bucketing import Gradient
 from hvd_compress.checkpoint.agreement import check, describe, label
+from hvd_compress.core.collectives import World
+from hvd_compress.core.nodes import launched, placed
 from hvd_compress.errors import DisagreementError
 
 MODEL = [Gradient("w", (3, 4), "float32"), Gradient("b", (4,), "float32")]
 TOPK = parse("topk:ratio=0.01")
+WORLD = World(0, 2)
 
 
 def test_equal_ranks_agree() -> None:
-    check(describe(TOPK, 2, MODEL) * 5)
+    check(describe(TOPK, 2, MODEL, WORLD) * 5)
 
 
 @pytest.mark.parametrize(
@@ -30,9 +35,9 @@ def test_equal_ranks_agree() -> None:
     ],
 )
 def test_the_first_difference_is_named(other: tuple[object, ...], message: str) -> None:
-    mine = describe(TOPK, 2, MODEL)
+    mine = describe(TOPK, 2, MODEL, WORLD)
     with pytest.raises(DisagreementError, match=message):
-        check(mine + mine + describe(*other) + mine)  # type: ignore[arg-type]
+        check(mine + mine + describe(*other, WORLD) + mine)  # type: ignore[call-arg,arg-type]
 
 
 def test_labels_depend_on_the_names() -> None:
@@ -41,4 +46,37 @@ def test_labels_depend_on_the_names() -> None:
 
 
 def test_names_may_hold_anything() -> None:
-    check(describe(TOPK, 2, [Gradient('a\n"b"\u2028{', (1,), "float32")]) * 2)
+    check(describe(TOPK, 2, [Gradient('a\n"b"\u2028{', (1,), "float32")], WORLD) * 2)
+
+
+def test_unequal_nodes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks on one host and one on another: each rank knows of its own node only."""
+    lines = b""
+    for rank, (host, local_rank, local_size) in enumerate([("a", 0, 2), ("a", 1, 2), ("b", 0, 1)]):
+        monkeypatch.setattr("socket.gethostname", lambda host=host: host)
+        world = placed(range(3), rank, local_rank, local_size)
+        assert world.local_size == 1
+        lines += describe(parse("topk:hierarchical=on"), 2, MODEL, world)
+    with pytest.raises(DisagreementError, match="a has rank 0, 1; b has rank 2; start as many on each"):
+        check(lines)
+
+
+def test_flat_methods_do_not_mind_unequal_nodes() -> None:
+    check(b"".join(describe(TOPK, 2, MODEL, placed(range(3), rank, 0, 2 - rank // 2)) for rank in range(3)))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rank", "local", "expected"),
+    [
+        (range(4), 3, (1, 2), World(3, 4, 2)),
+        (range(4), 1, (0, 2), World(1, 4, even=False)),  # numbered host after host: 0, 2 and 1, 3
+        (range(3), 0, (0, 2), World(0, 3, even=False)),
+        ([0, 2, 4], 2, (0, 2), World(1, 3, 1)),
+        ([0, 1, 4, 5], 5, (1, 2), World(3, 4, 2)),
+        ([0, 1, 2], 2, (0, 2), World(2, 3, even=False)),
+    ],
+)
+def test_nodes_of_a_set_of_ranks(ranks: Sequence[int], rank: int, local: tuple[int, int], expected: World) -> None:
+    assert placed(ranks, rank, *local) == expected
+    assert launched(ranks, rank, {"LOCAL_RANK": str(local[0]), "LOCAL_WORLD_SIZE": str(local[1])}) == expected
+    assert not launched(ranks, rank, {}).even

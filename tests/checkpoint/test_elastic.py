@@ -40,7 +40,7 @@ class Worker:
 
     def meet(self, world: World, gather: Callable[[bytes, str], bytes]) -> None:
         kept = lambda: {"b0": Kept(["w", "b"], BUCKET, self.method, leaves(self.state))}  # noqa: E731
-        facts = agreement.describe(self.method, 2, GRADIENTS)
+        facts = agreement.describe(self.method, 2, GRADIENTS, world)
         meeting = self.membership.meet(world, self.steps, gather, facts, kept)
         self.regrouped = meeting is not None and bool(meeting.leaves)
         if meeting is not None and meeting.leaves:

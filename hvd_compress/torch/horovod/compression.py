@@ -74,8 +74,8 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         """Compress with a linear method, without waiting for other ranks."""
         if isinstance(call, caller.Call) and self._agreed.get(call.optimizer) != caller.incarnation():
             members = caller.parameters(call.optimizer)
-            facts = agreement.describe(self.method, self.merge, facts_of(members))
             transport = HorovodTransport.of(caller.process_set(call.optimizer))
+            facts = agreement.describe(self.method, self.merge, facts_of(members), transport.world)
             self._passthrough.greet(Handshake(facts, place_of(name for name, _ in members), transport))
             at_end_of_backward(self._verify_soon)
             self._agreed[call.optimizer] = caller.incarnation()

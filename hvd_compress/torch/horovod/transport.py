@@ -54,6 +54,8 @@ class Pending(NamedTuple):
 class HorovodTransport(Group):
     """Transport over the ranks of a Horovod process set."""
 
+    library = hvd
+
     @property
     def epoch(self) -> tuple[int, int]:
         """Identifier of the process set and of the start of Horovod."""
@@ -61,9 +63,9 @@ class HorovodTransport(Group):
 
     def start(self, message: Collective, name: str) -> Pending:
         """Start a collective."""
-        array, where = message.array.contiguous(), {"name": name, "process_set": self.process_set}
-        size = self.world.size
-        self.check_scope(message)
+        group = self.within(message.scope)
+        array, where = message.array.contiguous(), {"name": name, "process_set": group.process_set}
+        size = group.world.size
         if isinstance(message, AllReduce):
             op = hvd.Max if message.op == "max" else hvd.Sum
             start = hvd.allreduce_async_ if message.donate else hvd.allreduce_async
@@ -79,7 +81,7 @@ class HorovodTransport(Group):
             handle = hvd.alltoall_async(array.flatten(), splits, **where)
             return Pending(handle, lambda reply: _rows(size, row, reply[0]))
         assert isinstance(message, Broadcast)
-        return Pending(hvd.broadcast_async(array, self.global_rank(message.root), **where), _whole)
+        return Pending(hvd.broadcast_async(array, group.global_rank(message.root), **where), _whole)
 
 
 def _whole(reply: Tensor) -> Tensor:
