@@ -11,8 +11,8 @@ from hvd_compress.core.lowering import LACKS
 from hvd_compress.core.nodes import placed
 from hvd_compress.errors import UnsupportedError
 
-_SETS: dict[tuple[Hashable, Scope], Any] = {}
-"""Process sets within nodes and across nodes, by the epoch of the group of all ranks."""
+_SETS: dict[Scope, Any] = {}
+"""Process sets of this rank within its node and across nodes."""
 
 
 @dataclass(frozen=True)
@@ -54,33 +54,33 @@ class Group:
         return self.of(self.process_set)
 
     def within(self, scope: Scope) -> Self:
-        """Return the ranks of a scope. The first call needs all ranks, as it creates their process sets.
+        """Return the ranks of a scope; other than ``"world"`` only after `connect`."""
+        if scope == "world":
+            return self
+        return replace(self, process_set=_SETS[scope], world=self.world.within(scope))
+
+    def connect(self) -> None:
+        """Create the process sets within nodes and across nodes. All ranks call it at the same time.
 
         Raises:
             UnsupportedError: If Horovod was started without process sets, or this group is not that of all ranks.
         """
-        if scope == "world":
-            return self
-        place = self.epoch, scope
-        if place not in _SETS:
-            self._create_sets()
-        return replace(self, process_set=_SETS[place], world=self.world.within(scope))
-
-    def _create_sets(self) -> None:
+        scopes: tuple[Scope, Scope] = ("node", "across")
+        if self.world.local_size in (1, self.world.size):
+            return
         if self.process_set.process_set_id != 0:
             raise UnsupportedError(
                 "hierarchical=on is supported for process sets with one rank per node and for all ranks, but not for"
                 " other process sets: leave out hierarchical=on, or process_set="
             )
         known = self.library.mpi_ops._basics._get_process_set_ids_and_ranks()
-        scopes: tuple[Scope, Scope] = ("node", "across")
         for scope in scopes:
             for first in range(self.world.size):
                 ranks = list(self.world._replace(rank=first).ranks(scope))
                 if ranks[0] == first:
                     found = self._set_of(ranks, known)
                     if self.world.rank in ranks:
-                        _SETS[self.epoch, scope] = found
+                        _SETS[scope] = found
 
     def _set_of(self, ranks: list[int], known: Mapping[int, Sequence[int]]) -> Any:
         """Return the process set of some ranks; create it if there is none. All ranks call it in the same order."""

@@ -79,6 +79,17 @@ EACH_KIND = [
 ]
 """Some that cover all ways to communicate, and all that a graph may have to choose while it runs."""
 
+BETWEEN_NODES = [
+    f"{spec}{',' if ':' in spec else ':'}hierarchical=on"
+    for spec in (
+        *(spec for spec in each_way(EXAMPLES, by_method=False) if not bare(spec).linear),
+        "dgc:ratio=0.05,momentum=0.5,warmup=4,inside=fp16",
+        "powersgd:rank=2,start=1",
+        "qsgd:twoway=on",
+    )
+]
+"""Every way to communicate, between nodes."""
+
 WARMING_UP = [
     "topk:ratio=0.05,start=1",
     "dgc:ratio=0.05,momentum=0.5,warmup=4",

@@ -29,6 +29,19 @@ NOT_STARTED = "The PMIx server's listener thread failed to start"
 
 ATTEMPTS = 3
 
+NODES = ["localhost", "127.0.0.1", "127.1"]
+"""Names of this machine: horovodrun takes them for several nodes."""
+
+AS_NODE = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+name=$1; shift
+exec unshare --map-root-user --uts sh -c "hostname $name; $*"
+"""
+"""Starts a program of mpirun on this machine under the name of a node."""
+
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+"""Containers run tests as root."""
+
 
 def run(
     command: Sequence[str | Path],
@@ -66,6 +79,7 @@ def horovodrun(
     check: bool = True,
     environment: Mapping[str, str] | None = None,
     options: Sequence[str] = (),
+    nodes: Sequence[int] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python program on several ranks of this machine.
 
@@ -77,15 +91,45 @@ def horovodrun(
         check: Fail, with the output in the message, if the program fails.
         environment: Added to that of this process.
         options: More options of horovodrun; those of an elastic job, which has a list of hosts of its own.
+        nodes: Numbers of ranks of several nodes, on which process sets can be added; empty for a single node.
 
     Returns:
         Exit code and output; the output of all ranks is in ``stdout``.
     """
-    hosts = options or ["-H", f"localhost:{ranks}"]
+    if nodes:
+        environment = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1", **(environment or {})}
+        hosts = ["-H", ",".join(f"{name}:{count}" for name, count in zip(NODES, nodes, strict=False))]
+    else:
+        hosts = list(options) or ["-H", f"localhost:{ranks}"]
+    if nodes and controller == "mpi":
+        return mpirun(nodes, [sys.executable, *arguments], timeout, check, environment)
     launcher = [*LAUNCHER, *CONTROLLERS[controller], "-np", str(ranks), *hosts]
     result = run([*launcher, sys.executable, *arguments], timeout, environment)
     if check and result.returncode:
         raise AssertionError(f"horovodrun ended with {result.returncode}:\n{result.stdout}")
+    return result
+
+
+def mpirun(
+    nodes: Sequence[int],
+    command: Sequence[str | Path],
+    timeout: float = 300,
+    check: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program on several nodes, all of them this machine; see `horovodrun`."""
+    with tempfile.TemporaryDirectory() as folder:
+        agent = Path(folder, "agent")
+        agent.write_text(AS_NODE)
+        agent.chmod(0o755)
+        hosts = ",".join(f"h{number}:{count}" for number, count in enumerate(nodes, start=1))
+        launcher = ["mpirun", "-np", str(sum(nodes)), "-H", hosts, "--bind-to", "none", "--map-by", "slot"]
+        variables = {**AS_ROOT, "PRTE_MCA_plm_ssh_agent": str(agent), **(environment or {})}
+        exported = [part for name in (*ENVIRONMENT, *variables, "PATH", "PYTHONPATH") for part in ("-x", name)]
+        over = ["-mca", "btl_tcp_if_include", "lo"]
+        result = run([*launcher, *over, *exported, *command], timeout, variables)
+    if check and result.returncode:
+        raise AssertionError(f"mpirun ended with {result.returncode}:\n{result.stdout}")
     return result
 
 

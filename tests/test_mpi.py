@@ -8,14 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import run
+from launching import AS_ROOT, run
 
 pytestmark = pytest.mark.jobs
 
 TESTS = Path(__file__).resolve().parent
-
-# Containers run tests as root.
-AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 def mpirun(ranks: int, job: Path, *arguments: str) -> str:

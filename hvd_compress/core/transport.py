@@ -69,6 +69,13 @@ class Renewable(Transport, Protocol):
             keys: Keys of the buckets, the same on all ranks.
         """
 
+    def connect(self) -> None:
+        """Make collectives within a node and across nodes possible. All ranks call it at the same time.
+
+        Raises:
+            UnsupportedError: If these ranks do not support them.
+        """
+
     def renewed(self) -> Renewable:
         """Return the transport of the current ranks."""
 

@@ -17,7 +17,7 @@ from hvd_compress.api import Catalogue
 from hvd_compress.bucketing import Gradient, Merge
 from hvd_compress.checkpoint import agreement
 from hvd_compress.core.collectives import AllReduce, World
-from hvd_compress.distributed.transport import GroupTransport
+from hvd_compress.distributed.transport import GroupTransport, Pending
 from hvd_compress.distributed.votes import GroupVotes
 from hvd_compress.errors import SpecError, StateError, UnsupportedError
 from hvd_compress.torch.buckets import Member, facts_of
@@ -273,6 +273,7 @@ class DistributedCompressor(ReducingCompressor):
             self._agree(registered)
         array, drive = self._passthrough.compress(buffer)
         started = registered.transport.start(AllReduce(array, donate=True), "")
+        assert isinstance(started, Pending)
 
         def finish(done: Future[Any]) -> Tensor:
             done.value()  # the error of a collective that another rank has not taken part in

@@ -279,6 +279,8 @@ class ShardedReducer:
         handshake.wait()
         self.job = handshake.verify()
         for name, unit in self._units.items():
+            if self._common.method.hierarchical:
+                unit.transport.connect()
             lanes = unit.transport.lanes([""])
             self._units[name] = unit._replace(transport=lanes[""] if lanes else unit.transport)
         self._agreed = True

@@ -93,6 +93,51 @@ class Pending(NamedTuple):
         return self.read()
 
 
+@dataclass
+class _Ragged:
+    """A gathering of arrays of several lengths on its way: of their lengths, then of the arrays, filled up.
+
+    Attributes:
+        lengths: The first gathering.
+        gather: Starts the second one, given the lengths.
+    """
+
+    lengths: Pending
+    gather: Callable[[list[int]], Pending]
+    _rows: Pending | None = None
+
+    def done(self) -> bool:
+        """Return whether the reply has arrived."""
+        return self.lengths.done() and self._gathering().done()
+
+    def result(self) -> Tensor:
+        """Wait for the reply and return it."""
+        return self._gathering().result()
+
+    def begin(self) -> None:
+        """Wait for the lengths, and start the second gathering."""
+        self._gathering()
+
+    def _gathering(self) -> Pending:
+        if self._rows is None:
+            self._rows = self.gather(self.lengths.result().view(-1).tolist())
+        return self._rows
+
+
+class _Moved(NamedTuple):
+    """A collective on its way on a GPU, whose reply is wanted on the CPU."""
+
+    handle: Pending | _Ragged
+
+    def done(self) -> bool:
+        """Return whether the reply has arrived."""
+        return self.handle.done()
+
+    def result(self) -> Tensor:
+        """Wait for the reply and return it."""
+        return self.handle.result().cpu()
+
+
 class _Connector(NamedTuple):
     """Makes Gloo backends.
 
@@ -146,15 +191,31 @@ class GroupTransport:
 
         All ranks call it at the same time.
         """
-        connections = 2 * len(keys) * (self.world.size - 1)
-        if not self._over_gloo or not 0 < connections <= _MOST_CONNECTIONS:
+        others = self.world.size - 1 + sum(scope.world.size - 1 for scope in self._scopes.values())
+        if not self._over_gloo or not 0 < 2 * len(keys) * others <= _MOST_CONNECTIONS:
             return None
         for key in keys:
             if key not in self._lanes:
-                self._lanes[key] = self._connect("lane", self.world)
+                self._lanes[key] = self._connected("lane", self.world)
+                if self._scopes:
+                    self._lanes[key].connect()
         return self._lanes
 
-    def _connect(self, name: str, world: World) -> GroupTransport:
+    def connect(self) -> None:
+        """Connect the ranks within nodes and across nodes. All ranks call it at the same time."""
+        if self._scopes or self.world.local_size in (1, self.world.size):
+            return
+        scopes: tuple[Scope, Scope] = ("node", "across")
+        for scope in scopes:
+            ranks, world = self.world.ranks(scope), self.world.within(scope)
+            if self.connector is not None or self._over_gloo:
+                self._scopes[scope] = self._connected(f"{scope}.{ranks[0]}", world)
+            else:
+                members = dist.get_process_group_ranks(self.group)
+                group = dist.new_group([members[rank] for rank in ranks], use_local_synchronization=True)
+                self._scopes[scope] = GroupTransport(group, world)
+
+    def _connected(self, name: str, world: World) -> GroupTransport:
         """Return a transport over Gloo, with connections of its own."""
         if self.connector is not None:
             return self.connector.lane(name, world)
@@ -162,19 +223,6 @@ class GroupTransport:
         options = self.group._get_backend(torch.device("cpu")).options
         connector = _Connector(_get_process_group_store(self.group), options)
         return connector.lane(f"hvd_compress.{serial}.{name}", world)
-
-    def _within(self, scope: Scope) -> GroupTransport:
-        """Return the ranks of a scope."""
-        if scope not in self._scopes:
-            ranks = self.world.ranks(scope)
-            if self.connector is not None or self._over_gloo:
-                found = self._connect(f"{scope}.{ranks[0]}", self.world.within(scope))
-            else:
-                members = dist.get_process_group_ranks(self.group)
-                group = dist.new_group([members[rank] for rank in ranks], use_local_synchronization=True)
-                found = GroupTransport(group, self.world.within(scope))
-            self._scopes[scope] = found
-        return self._scopes[scope]
 
     @cached_property
     def _over_gloo(self) -> bool:
@@ -203,20 +251,16 @@ class GroupTransport:
         backends = dist.get_backend_config(self.group)
         return None if "cpu:" in backends else torch.device("cuda", torch.cuda.current_device())
 
-    def start(self, message: Collective, name: str) -> Pending:
-        """Start a collective.
-
-        The first one within a node or across nodes needs all ranks, as it connects them.
-        """
+    def start(self, message: Collective, name: str) -> Pending | _Ragged | _Moved:
+        """Start a collective; within a node or across nodes only after `connect`."""
         if message.scope != "world":
-            return self._within(message.scope).start(message._replace(scope="world"), name)
+            return self._scopes[message.scope].start(message._replace(scope="world"), name)
         array = message.array.contiguous()
         if self._device is None or array.is_cuda:
             return self._start(message, array)
-        pending = self._start(message, array.to(self._device))
-        return Pending(pending.work, lambda: pending.read().cpu())
+        return _Moved(self._start(message, array.to(self._device)))
 
-    def _start(self, message: Collective, array: Tensor) -> Pending:
+    def _start(self, message: Collective, array: Tensor) -> Pending | _Ragged:
         if isinstance(message, AllReduce):
             array = array if message.donate else array.clone()
             options: Any = AllreduceOptions()
@@ -262,9 +306,14 @@ class GroupTransport:
         rows = array.new_empty(self.world.size, array.numel())
         return Pending(self.group._allgather_base(rows.view(-1), array, AllgatherOptions()), lambda: rows)
 
-    def _gather_ragged(self, array: Tensor) -> Pending:
+    def _gather_ragged(self, array: Tensor) -> _Ragged:
         """Gather arrays of several lengths, filled up to the longest: backends gather equal ones only."""
-        length = torch.tensor([array.numel()], device=array.device)
-        lengths = [int(n) for n in self._gather(length).result()]
-        rows = self._gather(torch.nn.functional.pad(array, (0, max(lengths) - array.numel())))
-        return Pending(rows.work, lambda: torch.cat([row[:n] for row, n in zip(rows.read(), lengths, strict=True)]))
+
+        def gather(lengths: list[int]) -> Pending:
+            rows = self._gather(torch.nn.functional.pad(array, (0, max(lengths) - array.numel())))
+            return Pending(rows.work, lambda: torch.cat([row[:n] for row, n in zip(rows.read(), lengths, strict=True)]))
+
+        ragged = _Ragged(self._gather(torch.tensor([array.numel()], device=array.device)), gather)
+        if not isinstance(self.group, ProcessGroupGloo):
+            ragged.begin()  # where the order counts, both follow each other
+        return ragged

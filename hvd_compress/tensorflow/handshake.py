@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import and_
 from typing import Any, NamedTuple
@@ -29,6 +29,9 @@ from hvd_compress.tensorflow.transport import GraphTransport
 PATIENCE = 30.0
 """Seconds that a rank which traces waits for what the others trace at that time: to be told of a mistake before a graph
 runs, where TensorFlow makes errors its own."""
+
+_GLANCE = 0.05
+"""Seconds between looks at whether the ranks agree."""
 
 _NAME = "hvd_compress.agreement"
 
@@ -72,6 +75,28 @@ class Question:
         self._turn.join(PATIENCE)
         if self.error is not None:
             raise self.error
+
+    def meanwhile(self, action: Callable[[], None]) -> None:
+        """Perform what waits for all ranks that compress alike.
+
+        Raises:
+            DisagreementError: If the ranks disagree, so that some of them never come.
+        """
+        errors: list[BaseException] = []
+
+        def perform() -> None:
+            try:
+                action()
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=perform, daemon=True)
+        thread.start()
+        while thread.is_alive() and self.error is None:
+            thread.join(_GLANCE)
+        for error in (self.error, *errors):
+            if error is not None:
+                raise error
 
     def insist(self) -> None:
         """Wait for the answer, as long as it takes.

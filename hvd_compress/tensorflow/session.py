@@ -115,6 +115,8 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         question = None if agreement.elastic() else Question(self._facts, first, transport)
         if question is not None:
             question.expect()
+            if method.hierarchical:
+                question.meanwhile(transport.connect)
         membership = Membership(zlib.crc32(agreement.label(gradients).encode()))
         self._fixed = _Fixed(plan(gradients, method, merge), question, membership, tally)
         self.transport = transport

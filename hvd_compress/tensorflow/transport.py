@@ -69,7 +69,7 @@ class GraphTransport(Group):
             op = hvd.Max if message.op == "max" else hvd.Sum
             return hvd.mpi_ops._allreduce(array, op=op, **where)
         if isinstance(message, ReduceScatter):
-            return tf.reshape(hvd.mpi_ops._reducescatter(array, op=hvd.Sum, **where), [-1])
+            return tf.reshape(hvd.mpi_ops._reducescatter(array, op=hvd.Sum, **where), array.shape[1:])
         if isinstance(message, AllGather):
             gathered = hvd.allgather(array, **where)
             return gathered if message.ragged else _rows(gathered, [size, array.shape[0]])

@@ -262,6 +262,8 @@ class Reducer:
             self._buckets.begin(self._came_anywhere())
             self._tune()
         if step.held:
+            if self._method.hierarchical:
+                self.transport.connect()
             step.release(self._buckets.layout)
 
     def _greet(self) -> Handshake:

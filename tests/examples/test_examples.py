@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from compare.files import write_images, write_text
-from launching import horovodrun, run, torchrun
+from launching import AS_ROOT, horovodrun, run, torchrun
 from PIL import Image
 
 pytestmark = pytest.mark.jobs
@@ -138,8 +138,7 @@ def test_elastic(tmp_path: Path) -> None:
 
 def test_mpi_numpy() -> None:
     program = [sys.executable, "-m", "mpi4py", example("pytorch/mpi_numpy.py")]
-    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    found = run(["mpirun", "-n", "2", "--bind-to", "none", *program], 300, allowed)
+    found = run(["mpirun", "-n", "2", "--bind-to", "none", *program], 300, AS_ROOT)
     assert found.returncode == 0, found.stdout
     assert figures(found.stdout, "accuracy")[-1] > 0.9
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from compare.files import write_images, write_text
-from launching import horovodrun, run
+from launching import AS_ROOT, horovodrun, run
 from torch import Tensor, nn
 
 pytestmark = pytest.mark.jobs
@@ -32,8 +32,7 @@ HEADER = 64
 def mpirun(ranks: int, name: str, *arguments: str) -> str:
     """What an example prints on several ranks of this machine."""
     launcher = ["mpirun", "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", "-n", str(ranks)]
-    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    found = run([*launcher, sys.executable, "-m", "mpi4py", EXAMPLES / name, *arguments], 300, allowed)
+    found = run([*launcher, sys.executable, "-m", "mpi4py", EXAMPLES / name, *arguments], 300, AS_ROOT)
     assert found.returncode == 0, f"mpirun ended with {found.returncode}:\n{found.stdout}"
     return found.stdout
 

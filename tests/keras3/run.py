@@ -20,7 +20,7 @@ from parallel.run import run  # noqa: E402
 
 def main(*chosen: str) -> int:
     """Run the jobs."""
-    results = [run("../keras3", controller, 2) for controller in chosen or CONTROLLERS]
+    results = [run("../keras3", controller, "2") for controller in chosen or CONTROLLERS]
     return not all(results)
 
 

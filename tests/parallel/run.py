@@ -2,13 +2,14 @@
 
 Use::
 
-    python tests/parallel/run.py [framework] [controller] [ranks] [soak | all]
+    python tests/parallel/run.py [framework] [controller] [ranks, as 2 or 2+2 of two nodes] [soak | all]
 
 Each framework has two jobs. All tests run over Gloo with 2 ranks. Under MPI with 3 ranks run those for which the
 controller or the number of ranks makes a difference: every way to communicate, faults, joins, and process sets of
 which a rank is a member or not. So each framework meets each controller and each number of ranks. The other two pairs
 of these, which ``soak`` runs with the methods and faults, show nothing new: the adapters never ask for the controller.
-With ``all`` every job runs every test.
+With ``all`` every such job runs every test. Tests of several nodes have jobs of their own: this machine takes their
+places.
 """
 
 from __future__ import annotations
@@ -29,17 +30,21 @@ sys.path.insert(0, str(HERE.parent))
 from launching import horovodrun  # noqa: E402
 
 FRAMEWORKS = ["pytorch", "keras"]
-RANKS = [2, 3]
-JOBS: dict[tuple[str, str, int], list[str]] = {
-    ("pytorch", "gloo", 2): ["."],
-    ("pytorch", "mpi", 3): [".", *(f"--ignore=test_{name}.py" for name in ("amp", "driver", "merging", "uses"))],
-    ("keras", "gloo", 2): ["."],
-    ("keras", "mpi", 3): [
+RANKS = ["2", "3"]
+JOBS: dict[tuple[str, str, str], list[str]] = {
+    ("pytorch", "gloo", "2"): ["."],
+    ("pytorch", "mpi", "3"): [".", *(f"--ignore=test_{name}.py" for name in ("amp", "driver", "merging", "uses"))],
+    ("keras", "gloo", "2"): ["."],
+    ("keras", "mpi", "3"): [
         "test_catalogue.py",
         "test_faults.py",
         "test_direct.py::test_process_sets",
         "test_equivalence.py::test_process_sets_train_apart",
     ],
+    ("pytorch", "gloo", "2+2"): ["test_nodes.py", "test_catalogue.py"],
+    ("pytorch", "mpi", "2+2+2"): ["test_nodes.py"],
+    ("keras", "gloo", "2+2"): ["test_nodes.py", "test_catalogue.py"],
+    ("keras", "mpi", "2+2+2"): ["test_nodes.py"],
 }
 """Framework, controller and number of ranks of the jobs of ``make test``, and which of the framework's tests they run.
 
@@ -54,20 +59,32 @@ ALL = {job: ["."] for job in itertools.product(FRAMEWORKS, CONTROLLERS, RANKS)}
 SOAK = {job: ["test_catalogue.py", "test_faults.py"] for job in ALL if job not in JOBS}
 
 
-def run(framework: str, controller: str, ranks: int, names: Sequence[str] = (".",)) -> bool:
+def run(framework: str, controller: str, ranks: str, names: Sequence[str] = (".",)) -> bool:
     """Run the tests of a framework in one job; print what rank 0 prints, and on failure what all ranks do."""
     print(f"== {framework}, {controller}, {ranks} ranks{'' if list(names) == ['.'] else ', in part'}", flush=True)
+    counts = [int(count) for count in ranks.split("+")]
     folder = HERE / framework
     tests = [name.replace("=", f"={folder}/") if name.startswith("--") else folder / name for name in names]
+    if len(counts) == 1:
+        tests.append(f"--ignore={folder}/test_nodes.py")
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as logged:
         try:
-            job = horovodrun(ranks, controller, HERE / "worker.py", logged, *tests, timeout=900, check=False)
+            job = horovodrun(
+                sum(counts),
+                controller,
+                HERE / "worker.py",
+                logged,
+                *tests,
+                timeout=900,
+                check=False,
+                nodes=counts if len(counts) > 1 else [],
+            )
             output, ok = job.stdout, job.returncode == 0
         except subprocess.TimeoutExpired as error:
             output, ok = f"{(error.stdout or b'').decode()}\nThe job hung and was ended.", False
         logs = [path.read_text() for path in sorted(Path(logged).glob("rank*"))]
-    ok = ok and len(logs) == ranks
+    ok = ok and len(logs) == sum(counts)
     print("\n".join(logs[:1] if ok else [output, *logs]))
     print(f"== {'passed' if ok else 'FAILED'} in {time.monotonic() - begin:.0f} s", flush=True)
     return ok
@@ -83,7 +100,7 @@ def main(*chosen: str) -> int:
     """Run all jobs that fit the arguments."""
     jobs = ALL if "all" in chosen else SOAK if "soak" in chosen else JOBS
     words = set(chosen) - {"all", "soak"}
-    picked = [job for job in jobs if words <= set(map(str, job))]
+    picked = [job for job in jobs if words <= set(job)]
     failed = [job for job in picked if not all(run(*job, names) for names in parts(job[0], jobs[job]))]
     for job in failed:
         print("FAILED:", *job)

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import horovodrun, run
-from test_mpi import AS_ROOT, mpirun
+from launching import AS_ROOT, horovodrun, run
+from test_mpi import mpirun
 
 pytestmark = pytest.mark.jobs
 

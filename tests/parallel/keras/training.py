@@ -18,6 +18,7 @@ from hvd_compress.tensorflow import Compression
 Arr: TypeAlias = npt.NDArray[Any]
 
 SIZE = int(os.environ.get("HOROVOD_SIZE") or os.environ["OMPI_COMM_WORLD_SIZE"])
+NODES = SIZE // int(os.environ.get("HOROVOD_LOCAL_SIZE") or os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"])
 EVEN, ODD = hvd.ProcessSet(range(0, SIZE, 2)), hvd.ProcessSet(range(1, SIZE, 2))
 
 LOSSLESS = ["topk:ratio=1.0", "randomk:ratio=1.0", "powersgd:rank=64,min_gain=0,min_size=0"]

@@ -8,8 +8,8 @@ import horovod.torch as hvd
 import numpy as np
 import pytest
 import torch
-from catalogue import COMPOSED, EACH_KIND, SPECS, WARMING_UP, agree
-from parallel.pytorch.training import SLOW_HERE, assert_ranks_equal, everyone
+from catalogue import BETWEEN_NODES, COMPOSED, EACH_KIND, SPECS, WARMING_UP, agree
+from parallel.pytorch.training import NODES, SIZE, SLOW_HERE, assert_ranks_equal, everyone
 from torch import Tensor
 from worlds import Arr
 
@@ -70,13 +70,20 @@ def spoilt(step: int) -> dict[str, list[Arr]]:
     return grads
 
 
-@pytest.mark.parametrize("spec", EACH_KIND if SLOW_HERE else [*SPECS, *COMPOSED, *WARMING_UP])
+CHOSEN = BETWEEN_NODES if NODES > 1 else EACH_KIND if SLOW_HERE else [*SPECS, *COMPOSED, *WARMING_UP]
+
+
+@pytest.mark.parametrize("spec", CHOSEN)
 def test_horovod_gives_what_the_simulator_gives(spec: str) -> None:
     """Also after steps with gradients that are not finite: all ranks see that, and nothing else comes of it.
 
     The twin with bad steps before each good one gives the same bits as the one without.
     """
-    world, calm, disturbed = LocalWorld(COMPOSED.get(spec, spec), hvd.size()), Twin(spec), Twin(spec)
+    world, calm, disturbed = (
+        LocalWorld(COMPOSED.get(spec, spec), SIZE, local_size=SIZE // NODES),
+        Twin(spec),
+        Twin(spec),
+    )
     for step in range(3):
         before, bad = disturbed.state(), spoilt(step)
         seen = {name: bool(g.isfinite().all()) for name, g in disturbed.step(mine(bad)).items()}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hvd_compress.torch import Compression, TorchCompressor
 
 SIZE = int(os.environ.get("HOROVOD_SIZE") or os.environ["OMPI_COMM_WORLD_SIZE"])
+NODES = SIZE // int(os.environ.get("HOROVOD_LOCAL_SIZE") or os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"])
 SLOW_HERE = "OMPI_COMM_WORLD_SIZE" not in os.environ and SIZE == 3
 """Three ranks take long over Gloo on two cores; what the other jobs show as well is left to them."""
 

@@ -1,0 +1,139 @@
+"""Nodes with several ranks: `hierarchical=on` under Horovod and DistributedDataParallel."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import horovod.torch as hvd
+import pytest
+import torch
+import torch.distributed as dist
+from parallel.pytorch.ddp_training import assert_same_states, train, weights
+from parallel.pytorch.training import EVEN, LOSSLESS, NODES, SIZE, Job, assert_ranks_equal, everyone, make_model
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hvd_compress.distributed
+from hvd_compress.errors import CompressionError, DisagreementError, StateError
+from hvd_compress.torch import Compression
+
+EXACT = [f"{spec},hierarchical=on" for spec in LOSSLESS]
+LOSSY = [
+    f"{spec},min_size=0,vectors=on,hierarchical=on"
+    for spec in ("topk:ratio=0.05", "powersgd:rank=2", "qsgd:bits=4", "efsignsgd:block=64", "dgc:ratio=0.05")
+]
+
+
+def plain(spec: str) -> str:
+    """DGC has momentum of its own."""
+    return f"{spec},momentum=0" if spec.startswith("dgc") else spec
+
+
+def test_the_job_has_several_nodes() -> None:
+    assert hvd.cross_size() == NODES > 1 and hvd.local_size() == SIZE // NODES == 2
+
+
+@pytest.mark.parametrize("spec", EXACT)
+def test_lossless_equals_horovod_without_compression(spec: str) -> None:
+    ours, stock = Job(spec).run(6), Job("none").run(6)
+    torch.testing.assert_close(ours.weights, stock.weights, rtol=1e-4, atol=1e-5)
+    assert_ranks_equal(ours.weights)
+
+
+@pytest.mark.parametrize("spec", LOSSY)
+def test_ranks_stay_equal_over_fifty_steps(spec: str) -> None:
+    assert_ranks_equal(Job(plain(spec)).run(50).weights)
+
+
+def test_less_is_sent_between_nodes() -> None:
+    flat, tall = Job(LOSSY[0].replace(",hierarchical=on", "")).run(3), Job(LOSSY[0]).run(3)
+    assert tall.compression.stats().bytes_sent < 0.6 * flat.compression.stats().bytes_sent
+    assert tall.compression.stats().bytes_inside > flat.compression.stats().bytes_inside == 0
+
+
+@pytest.mark.parametrize("spec", LOSSY[:3])
+def test_a_restored_job_goes_on_bit_for_bit(spec: str, tmp_path: Path) -> None:
+    whole, second = Job(spec).run(4), Job(spec)
+    folder = Path(hvd.broadcast_object(str(tmp_path)))
+    whole.compression.save(folder)
+    hvd.barrier()
+    second.model.load_state_dict(whole.model.state_dict())
+    second.optimizer.load_state_dict(copy.deepcopy(whole.optimizer.state_dict()))
+    second.compression.load(folder)
+    whole.run(range(4, 8))
+    assert torch.equal(second.run(range(4, 8)).weights, whole.weights)
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=0.05,min_size=0", "powersgd:rank=2,min_size=0"])
+def test_residuals_go_on_without_hierarchy_and_back(spec: str, tmp_path: Path) -> None:
+    folder = Path(hvd.broadcast_object(str(tmp_path)))
+    Job(spec).run(3).compression.save(folder)
+    hvd.barrier()
+    job = Job(f"{spec},hierarchical=on")
+    with pytest.raises(StateError, match="hierarchical=on"):
+        job.compression.load(folder)
+        job.run(1)
+
+
+def test_a_process_set_with_one_rank_per_node_is_flat() -> None:
+    spec = LOSSY[0]
+    if hvd.rank() % 2 == 0:
+        tall = Job(spec, process_set=EVEN).run(4)
+        flat = Job(spec.replace(",hierarchical=on", ""), process_set=EVEN).run(4)
+        assert torch.equal(tall.weights, flat.weights)
+
+
+@pytest.mark.parametrize("ranks", [[0, 1, 2], *([[0, 1, 2, 3]] if NODES > 2 else [])])
+def test_other_process_sets_are_refused(ranks: list[int]) -> None:
+    some = hvd.add_process_set(ranks)
+    message = "same number of ranks on each node" if len(ranks) == 3 else "other process sets"
+    said = ""
+    if hvd.rank() in ranks:
+        with pytest.raises(CompressionError, match=message) as caught:
+            Job(LOSSY[0], process_set=some).run(1)
+        said = str(caught.value)
+    assert len(set(everyone(said)) - {""}) == 1
+
+
+@pytest.mark.usefixtures("process_group")
+class TestDDP:
+    @pytest.mark.parametrize("spec", EXACT)
+    def test_lossless_equals_plain_ddp(self, spec: str) -> None:
+        ours = train(spec)
+        torch.testing.assert_close(weights(ours), weights(train(None)), rtol=1e-4, atol=1e-5)
+        assert_ranks_equal(weights(ours))
+
+    @pytest.mark.parametrize("spec", LOSSY)
+    def test_ranks_stay_equal_over_fifty_steps(self, spec: str) -> None:
+        assert_ranks_equal(weights(train(spec, range(50))))
+
+    @pytest.mark.parametrize("most", [0, 256])
+    def test_connections_of_each_bucket_or_turns(self, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("hvd_compress.distributed.transport._MOST_CONNECTIONS", most)
+        made = hvd_compress.distributed.Compression.parse(EXACT[0], merge="layer")
+        torch.testing.assert_close(weights(train(made)), weights(train(None)), rtol=1e-4, atol=1e-5)
+
+    def test_a_group_of_one_rank_per_node(self) -> None:
+        ranks = [rank for rank in range(SIZE) if rank % 2 == hvd.rank() % 2]
+        group = dist.new_group(ranks, use_local_synchronization=True)
+        flat = train(LOSSY[0].replace(",hierarchical=on", ""), process_group=group)
+        assert torch.equal(weights(train(LOSSY[0], process_group=group)), weights(flat))
+
+    @pytest.mark.parametrize("spec", LOSSY[:3])
+    def test_a_state_of_horovod_goes_on(self, spec: str, tmp_path: Path) -> None:
+        job, folder = Job(spec).run(3), Path(hvd.broadcast_object(str(tmp_path)))
+        job.compression.save(folder)
+        hvd.barrier()
+        model = nn.Sequential(*make_model())
+        wrapped = DistributedDataParallel(model)
+        compression = hvd_compress.distributed.Compression.parse(spec, merge=2).register(wrapped)
+        compression.load(folder)
+        assert_same_states(job.compression.state_dict(), compression.state_dict())
+
+
+def test_other_settings_on_one_rank_are_the_same_error_on_all() -> None:
+    inside = "fp16" if hvd.rank() == SIZE - 1 else "none"
+    with pytest.raises(DisagreementError, match="method") as caught:
+        Job(Compression.topk(ratio=0.1, hierarchical=True, inside=inside)).run(1)
+    assert len(set(everyone(str(caught.value)))) == 1
