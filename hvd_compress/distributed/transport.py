@@ -231,8 +231,7 @@ class GroupTransport:
     @cached_property
     def missing(self) -> frozenset[type]:
         """Unsupported collectives; Gloo's reduce-scatter is an allreduce, which sends twice as much as an alltoall."""
-        gloo = isinstance(self.group, ProcessGroupGloo) or self._over_gloo
-        return LACKS | {ReduceScatter} if gloo else LACKS
+        return LACKS | {ReduceScatter} if self.back is None and self._over_gloo else LACKS
 
     @property
     def epoch(self) -> Any:
@@ -266,6 +265,8 @@ class GroupTransport:
             options: Any = AllreduceOptions()
             options.reduceOp = _OPS[message.op]
             return Pending(self.group.allreduce([array], options), lambda: array)
+        if isinstance(message, ReduceScatter) and self.back is not None:
+            return self._add_rows(array)
         if isinstance(message, ReduceScatter):
             row = array.new_empty(array[0].numel())
             return Pending(self.group._reduce_scatter_base(row, array.view(-1), ReduceScatterOptions()), lambda: row)
@@ -274,7 +275,8 @@ class GroupTransport:
         if isinstance(message, AllToAll):
             reply = torch.empty_like(array)
             if self.back is not None and not array.is_cuda:
-                return Pending(self._exchange(array, reply, self.back), lambda: reply)
+                reply[self.world.rank] = array[self.world.rank]
+                return Pending(self._exchange(array, reply), lambda: reply)
             work = self.group.alltoall_base(reply.view(-1), array.view(-1), [], [], AllToAllOptions())
             return Pending(work, lambda: reply.view(self.world.size, -1))
         assert isinstance(message, Broadcast)
@@ -283,17 +285,29 @@ class GroupTransport:
         options_of_root.rootRank = message.root
         return Pending(self.group.broadcast([array], options_of_root), lambda: array)
 
-    def _exchange(self, array: Tensor, reply: Tensor, back: Any) -> _Both:
+    def _add_rows(self, array: Tensor) -> Pending:
+        """Reduce-scatter: send each row to its rank, which adds those that it receives to its own."""
+        rank, rows = self.world.rank, torch.empty_like(array)
+
+        def total() -> Tensor:
+            received = [row for other, row in enumerate(rows) if other != rank]
+            total: Tensor = received[0].add_(array[rank])
+            for row in received[1:]:
+                total.add_(row)
+            return total
+
+        return Pending(self._exchange(array, rows), total)
+
+    def _exchange(self, array: Tensor, reply: Tensor) -> _Both:
         """Send rows to higher ranks by one connection and to lower ones by another.
 
         A connection of Gloo has half its speed if both ends send at the same time.
         """
         rank, size, n = self.world.rank, self.world.size, array.shape[1]
-        reply[rank] = array[rank]
         below, above = [n] * rank + [0] * (size - rank), [0] * (rank + 1) + [n] * (size - rank - 1)
         sides = (
             (self.group, reply[:rank], array[rank + 1 :], below, above),
-            (back, reply[rank + 1 :], array[:rank], above, below),
+            (self.back, reply[rank + 1 :], array[:rank], above, below),
         )
         return _Both(
             *(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -69,14 +69,12 @@ class Sparse(Method):
         values = ops.take(x, indices)
         if self.values == "fp16":
             values = ops.cast(ops.clip(values, -HALF_MAX, HALF_MAX), "float16")
-        wire = _Wire(-(-bucket.numel // PAGE), ops.dtype(values))
-        parts = wire.write(ops, indices, values)
-        if self.ragged:
-            parts.insert(0, ops.reshape(ops.cast(ops.size(indices), "int32"), (1,)))
+        wire = wire_of(bucket, ops.dtype(values))
+        parts = ragged(ops, wire, indices, values) if self.ragged else wire.write(ops, indices, values)
         everyone = yield AllGather(ops.to_bytes(*parts), ragged=self.ragged)
 
         if self.ragged:
-            pieces = list(wire.read_ragged(ops, everyone, world.size))
+            pieces = list(read_ragged(ops, everyone, [wire] * world.size))
         else:
             pieces = [wire.read(ops, everyone[rank], int(values.shape[0])) for rank in range(world.size)]
         senders = (f"rank {rank}" for rank in range(world.size))
@@ -100,7 +98,7 @@ def within(ops: Ops, indices: Array, bucket: Bucket, sender: str) -> Array:
     return ops.check(indices, ops.ascending(indices, bucket.numel), f"{message}; {DAMAGED}")
 
 
-class _Wire(NamedTuple):
+class Wire(NamedTuple):
     """Byte layout of indices and values.
 
     Attributes:
@@ -128,12 +126,24 @@ class _Wire(NamedTuple):
             indices = indices + ops.repeat(ops.arange(self.pages) * PAGE, counts)
         return indices, values
 
-    def read_ragged(self, ops: Ops, data: Array, size: int) -> Iterator[tuple[Array, Array]]:
-        """Yield the indices and values of all ranks, each preceded by its count."""
-        width = np.dtype(self.values).itemsize + 2
-        for left in reversed(range(size)):
-            n = ops.length(ops.from_bytes(data[:4], ("int32", 1))[0])
-            n = ops.check(n, n >= 0, f"a payload says that it has a negative number of indices; {DAMAGED}")
-            end = 4 + n * width + (4 * self.pages if self.pages > 1 else 0)
-            yield self.read(ops, data[4:end] if left else data[4:], n)  # the last rank must have exactly the rest
-            data = data[end:]
+
+def wire_of(bucket: Bucket, values: str) -> Wire:
+    """Return the layout of indices of a bucket and their values."""
+    return Wire(-(-bucket.numel // PAGE), values)
+
+
+def ragged(ops: Ops, wire: Wire, indices: Array, values: Array) -> list[Array]:
+    """Return the arrays to send, with the number of indices first."""
+    return [ops.reshape(ops.cast(ops.size(indices), "int32"), (1,)), *wire.write(ops, indices, values)]
+
+
+def read_ragged(ops: Ops, data: Array, wires: Sequence[Wire]) -> Iterator[tuple[Array, Array]]:
+    """Yield indices and values, given the concatenation of what `ragged` returned for each of them."""
+    for number, wire in enumerate(wires, start=1):
+        width = np.dtype(wire.values).itemsize + 2
+        n = ops.length(ops.from_bytes(data[:4], ("int32", 1))[0])
+        n = ops.check(n, n >= 0, f"a payload says that it has a negative number of indices; {DAMAGED}")
+        end = 4 + n * width + (4 * wire.pages if wire.pages > 1 else 0)
+        last = number == len(wires)
+        yield wire.read(ops, data[4:] if last else data[4:end], n)  # the last one must have exactly the rest
+        data = data[end:]

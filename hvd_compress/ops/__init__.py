@@ -126,6 +126,9 @@ class Ops(Protocol):
     def put(self, x: Array, indices: Array, values: Array) -> Array:
         """Return ``x`` with elements or rows at unique indices replaced; may overwrite ``x``."""
 
+    def only(self, x: Array, start: int, values: Array) -> Array:
+        """Return an array as ``x`` that has ``values`` from ``start`` on and zeros elsewhere; may overwrite ``x``."""
+
     def add_at(self, x: Array, indices: Array, values: Array) -> Array:
         """Return ``x`` with values added at unique indices; may overwrite ``x``."""
 

@@ -128,6 +128,11 @@ class NumpyOps(Composed):
         x[indices] = values
         return x
 
+    def only(self, x: Arr, start: int, values: Arr) -> Arr:
+        stop = start + len(values)
+        x[:start], x[start:stop], x[stop:] = 0, values, 0
+        return x
+
     def add_at(self, x: Arr, indices: Arr, values: Arr) -> Arr:
         x[indices] += values
         return x

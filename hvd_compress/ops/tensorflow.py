@@ -127,6 +127,9 @@ class TensorFlowOps(OnHost):
         values = tf.broadcast_to(tf.cast(values, x.dtype), tf.concat([tf.shape(indices), tf.shape(x)[1:]], 0))
         return tf.tensor_scatter_nd_update(x, indices[:, None], values)
 
+    def only(self, x: Tensor, start: int, values: Tensor) -> Tensor:
+        return tf.pad(values, [[start, x.shape[0] - start - values.shape[0]]])
+
     def add_at(self, x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
         return tf.tensor_scatter_nd_add(x, indices[:, None], values)
 

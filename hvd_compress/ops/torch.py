@@ -176,6 +176,13 @@ class TorchOps(OnHost):
             return x.index_copy_(0, indices, values.to(x.dtype))
         return x.index_fill_(0, indices, values)
 
+    def only(self, x: Tensor, start: int, values: Tensor) -> Tensor:
+        stop = start + values.shape[0]
+        x[:start].zero_()
+        x[start:stop].copy_(values)
+        x[stop:].zero_()
+        return x
+
     def add_at(self, x: Tensor, indices: Tensor, values: Tensor) -> Tensor:
         return x.index_add_(0, indices, values)
 

@@ -22,6 +22,7 @@ from hvd_compress.core.collectives import (
     Exchange,
     Exchanging,
     ReduceScatter,
+    World,
     run,
 )
 from hvd_compress.core.totals import dense
@@ -69,7 +70,7 @@ class GraphTransport(Group):
             op = hvd.Max if message.op == "max" else hvd.Sum
             return hvd.mpi_ops._allreduce(array, op=op, **where)
         if isinstance(message, ReduceScatter):
-            return tf.reshape(hvd.mpi_ops._reducescatter(array, op=hvd.Sum, **where), array.shape[1:])
+            return self._reduce_scatter(array, group.world, where)
         if isinstance(message, AllGather):
             gathered = hvd.allgather(array, **where)
             return gathered if message.ragged else _rows(gathered, [size, array.shape[0]])
@@ -79,6 +80,17 @@ class GraphTransport(Group):
             return _rows(received, array.shape)
         assert isinstance(message, Broadcast)
         return hvd.broadcast(array, group.global_rank(message.root), **where)
+
+    @staticmethod
+    def _reduce_scatter(rows: Tensor, world: World, where: dict[str, Any]) -> Tensor:
+        """Send each row to its rank and add: over Gloo, Horovod's own takes five times as long."""
+        size, row = rows.shape
+        if tf.config.list_physical_devices("GPU"):
+            return tf.reshape(hvd.mpi_ops._reducescatter(rows, op=hvd.Sum, **where), [row])
+        others = tf.concat([rows[: world.rank], rows[world.rank + 1 :]], 0)
+        splits = [0 if rank == world.rank else row for rank in range(size)]
+        received, _ = hvd.alltoall(tf.reshape(others, [-1]), splits, **where)
+        return rows[world.rank] + tf.reduce_sum(_rows(received, [size - 1, row]), 0)
 
     def gather_bytes(self, data: bytes, name: str) -> bytes:
         """Join the bytes of all ranks, in the order of ranks; at once, even while a graph is traced."""

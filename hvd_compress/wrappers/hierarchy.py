@@ -23,8 +23,9 @@ from hvd_compress.core.collectives import (
     rewrite,
 )
 from hvd_compress.core.state_tree import Within
-from hvd_compress.core.totals import dense
+from hvd_compress.core.totals import Scattered, Total, dense
 from hvd_compress.methods.base import Wrapper, clear
+from hvd_compress.methods.sparse import ragged, read_ragged, wire_of, within
 from hvd_compress.ops import Ops
 
 
@@ -109,8 +110,8 @@ class Hierarchical(Wrapper):
             flat = yield from self.inner.exchange(ops, bucket, x, state.inner, world, keep)
             return flat._replace(state=HierarchicalState(flat.state))
         if world.nodes == 1:
-            total = yield AllReduce(x)
-            return Exchange(total, state, ops.zeros((bucket.numel,), bucket.dtype) if keep else None)
+            exact = yield AllReduce(x)
+            return Exchange(exact, state, ops.zeros((bucket.numel,), bucket.dtype) if keep else None)
         parts, me = self._parts(bucket, world), world.local_rank
         rows = split(ops, parts, x)
         sent = self._cast(ops, rows)
@@ -119,12 +120,16 @@ class Hierarchical(Wrapper):
         mine = ops.cast(mine, bucket.dtype)[: part.numel]
         inner = self.inner.exchange(ops, part, mine, state.inner, world.within("across"), keep)
         exchange: Exchange = yield from rewrite(inner, _across)
-        total = yield from self._gather(ops, bucket, parts, dense(ops, exchange.total))
+        total: Total
+        if isinstance(exchange.total, Scattered):
+            total = yield from self._gather_sparse(ops, bucket, parts, exchange.total)
+        else:
+            total = yield from self._gather(ops, bucket, parts, dense(ops, exchange.total))
         left = None
         if keep:
-            left = join(ops, parts, self._alone(ops, parts, me, exchange.left))
-            if self.inside != "none":
-                left = left + join(ops, parts, rows - ops.cast(sent, bucket.dtype))
+            rounded = None if self.inside == "none" else join(ops, parts, rows - ops.cast(sent, bucket.dtype))
+            left = self._left(ops, parts, me, x, exchange.left)
+            left = left if rounded is None else left + rounded
         masked = None
         if keep and self.masks and exchange.chosen is not None:
             ones = ops.zeros((part.numel,), bucket.dtype) + 1
@@ -143,6 +148,25 @@ class Hierarchical(Wrapper):
         return join(ops, parts, ops.reshape(ops.cast(rows, bucket.dtype), (-1, parts.length)))
 
     @staticmethod
+    def _gather_sparse(
+        ops: Ops, bucket: Bucket, parts: Parts, mine: Scattered
+    ) -> Generator[Collective, Any, Scattered]:
+        """Return the whole sparse sum, given the part of each rank of the node; parts are slices of the bucket."""
+        part_buckets = [part_of(bucket, parts, number) for number in range(len(parts.pieces))]
+        values = ops.dtype(mine.pieces[0][1])
+        wires = [wire_of(part, values) for part in part_buckets for _ in mine.pieces]
+        own = wire_of(Bucket("", ((mine.size,),), bucket.dtype), values)
+        sent = [array for indices, those in mine.pieces for array in ragged(ops, own, indices, those)]
+        gathered = yield AllGather(ops.to_bytes(*sent), ragged=True, scope="node")
+        pieces = []
+        for number, (indices, those) in enumerate(read_ragged(ops, gathered, wires)):
+            owner = number // len(mine.pieces)
+            indices = within(ops, indices, part_buckets[owner], f"rank {owner} of the node")
+            if parts.pieces[owner]:
+                pieces.append((indices + owner * parts.length, those))
+        return Scattered(pieces, bucket.numel, bucket.dtype)
+
+    @staticmethod
     def _unsent(ops: Ops, parts: Parts, mine: Array) -> Generator[Collective, Any, Unsent]:
         """Return the coordinates that no rank of the node sent, given those of the part of each rank as ones."""
         packed = ops.pack(ops.cast(ops.pad(mine, parts.length), "uint8"), 1)
@@ -151,14 +175,15 @@ class Hierarchical(Wrapper):
         return Unsent(join(ops, parts, ops.reshape(ops.concat(rows), (-1, parts.length))))
 
     @staticmethod
-    def _alone(ops: Ops, parts: Parts, me: int, mine: Array) -> Array:
-        """Return rows that are zero except for the part of this rank."""
+    def _left(ops: Ops, parts: Parts, me: int, x: Array, mine: Array) -> Array:
+        """Return what is left of the bucket: that of the part of this rank, and zeros. May overwrite ``x``."""
+        if _in_order(parts):
+            numel = sum(piece.stop - piece.start for piece in parts.pieces[me])
+            return ops.only(x, min(me * parts.length, int(x.shape[0])), mine[:numel])
+        row, dtype = ops.pad(mine, parts.length), ops.dtype(mine)
         before, after = me * parts.length, (len(parts.pieces) - me - 1) * parts.length
-        dtype = ops.dtype(mine)
-        row = ops.pad(mine, parts.length)
-        return ops.reshape(
-            ops.concat([ops.zeros((before,), dtype), row, ops.zeros((after,), dtype)]), (-1, parts.length)
-        )
+        rows = ops.concat([ops.zeros((before,), dtype), row, ops.zeros((after,), dtype)])
+        return join(ops, parts, ops.reshape(rows, (-1, parts.length)))
 
 
 def _across(message: Collective) -> Generator[Collective, Any, Any]:

@@ -8,6 +8,7 @@ from plan.setups import GATHERED, REDUCED
 
 from hvd_compress import LocalWorld, parse
 from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import World
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.methods import REGISTRY
 from hvd_compress.tools.bench import traffic as counted
@@ -28,7 +29,7 @@ def test_messages_are_those_of_a_whole_exchange(name: str, ranks: int) -> None:
     """`sent` ends before what is gathered is decoded; that must make no difference."""
     rng, n = np.random.default_rng(SEED), SIDE * SIDE
     x = (RMS * rng.standard_normal(n) * (rng.random(n) < REGISTRY[name].nonzero)).astype(np.float32)
-    whole = counted.messages(parse(name).core, Bucket("b0", ((SIDE, SIDE),), "float32"), x, ranks)
+    whole = counted.messages(parse(name).core, Bucket("b0", ((SIDE, SIDE),), "float32"), x, World(0, ranks))
     assert [(m.kind, round(m.bytes * n)) for m in sent(name, ranks, SIDE)] == [
         (type(m).__name__, m.array.nbytes) for m in whole
     ]
@@ -85,3 +86,22 @@ def test_ranks_of_a_host_share_its_link() -> None:
 
 def test_small_models_are_one_small_matrix() -> None:
     assert [matrix_side(n, 1024) for n in (1, 100, 120, 2**20, 10**9)] == [1, 10, 10, 1024, 1024]
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=0.01", "qsgd", "powersgd:rank=4", "efsignsgd"])
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_nodes_with_several_ranks(spec: str, hosts: int) -> None:
+    """The bytes are those of the simulator; what is gathered crosses the link of a node once per other node."""
+    name = f"{spec}{',' if ':' in spec else ':'}hierarchical=on"
+    messages = sent(name, 4 * hosts, SIDE, 4)
+    assert {message.scope for message in messages} == {"node", "across"}
+    world, rng = LocalWorld(name, size=4 * hosts, local_size=4), np.random.default_rng(0)
+    world.step([rng.standard_normal((SIDE, SIDE)).astype(np.float32) for _ in range(4 * hosts)])
+    across = sum(message.bytes for message in messages if message.scope == "across")
+    assert world.bytes_sent == pytest.approx(sum(message.bytes for message in messages) * SIDE**2, abs=64)
+    if grows(messages[1:2]):
+        assert sum(m.wire(4 * hosts, 4) for m in messages) == pytest.approx(4 * across * (hosts - 1))
+        assert sum(m.wire(4 * hosts, 4) for m in messages) < sum(
+            m.wire(4 * hosts, 4) for m in sent(spec, 4 * hosts, SIDE)
+        )
+    assert sent(name, 4, SIDE, 4) == (Message("AllReduce", 4.0, 0.0),)

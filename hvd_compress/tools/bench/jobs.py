@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from signal import SIGTERM
 from typing import Literal, NamedTuple
 
 from hvd_compress.errors import ClusterError, SpecError
+from hvd_compress.spec import parse
 from hvd_compress.tools.cluster import Cluster
 from hvd_compress.tools.cluster.job import Process, follow
 from hvd_compress.tools.cluster.rates import bits_per_second
@@ -51,25 +52,29 @@ _LINES = 20
 class Where(NamedTuple):
     """The hosts and ranks of a job."""
 
-    hosts: int  # Emulated hosts, of one rank each; 0 for this machine
+    hosts: int  # Emulated hosts; 0 for this machine
     rate: str  # The bandwidth of emulated hosts
     ranks: int  # Ranks, without emulated hosts
     controller: Controller  # Horovod's controller, without emulated hosts
     on: str = ""  # Other machines and their slots, as ``horovodrun -H`` takes them; empty for this machine
+    ranks_per_host: int = 1  # Ranks of each emulated host
 
     @property
     def size(self) -> int:
-        return self.hosts or self.ranks
+        return self.hosts * self.ranks_per_host or self.ranks
 
     def __str__(self) -> str:
         if self.hosts:
-            return f"{self.hosts} emulated hosts, {self.rate}"
+            each = f" with {self.ranks_per_host} ranks each" if self.ranks_per_host > 1 else ""
+            return f"{self.hosts} emulated hosts{each}, {self.rate}"
         ranks = counted(self.ranks, "rank")
         return f"{ranks} on {self.on or 'this machine'}, {self.controller}"
 
 
-def read_where(hosts: int, rate: str | None, ranks: int, controller: Controller, on: str = "") -> Where:
-    """Read the hosts and ranks of a job from a command's options.
+def read_where(
+    hosts: int, rate: str | None, ranks_per_host: int, ranks: int | None, controller: Controller, on: str = ""
+) -> Where:
+    """Read the hosts and ranks of a job from a command's options; by default 2 ranks, or all slots of ``on``.
 
     Raises:
         SpecError: If the rate is invalid, or something is given that these hosts would ignore.
@@ -82,7 +87,23 @@ def read_where(hosts: int, rate: str | None, ranks: int, controller: Controller,
         )
     if on and hosts:
         raise SpecError(f"on={on!r} is not allowed with hosts={hosts}: emulated hosts are on this machine; name one")
-    return Where(hosts, link, ranks, controller, on)
+    if ranks_per_host != 1 and not hosts:
+        raise SpecError(
+            f"ranks_per_host={ranks_per_host} is not allowed without hosts: it is for emulated hosts; add --hosts 2, or"
+            " name machines and their ranks by --on h1:8,h2:8"
+        )
+    slots = _slots(on) if on else 2
+    if on and ranks is not None and ranks > slots:
+        raise SpecError(f"ranks={ranks} is not allowed with on={on!r}: these machines have {slots} slots")
+    return Where(hosts, link, slots if ranks is None else ranks, controller, on, ranks_per_host)
+
+
+def _slots(on: str) -> int:
+    """Return the number of ranks that machines take, as ``h1:8,h2:8``."""
+    counts = [count for _, _, count in (host.rpartition(":") for host in on.split(","))]
+    if not all(count.isdigit() and int(count) for count in counts):
+        raise SpecError(f"on={on!r} is not allowed: name each machine with its number of ranks, such as h1:8,h2:8")
+    return sum(map(int, counts))
 
 
 def read_link(text: str) -> str:
@@ -98,30 +119,39 @@ def read_link(text: str) -> str:
     return text
 
 
-def execute(program: Sequence[str], where: Where, watch: Callable[[], None], limit: float = TIME_LIMIT) -> None:
+def execute(
+    program: Sequence[str], specs: Sequence[str], where: Where, watch: Callable[[], None], limit: float = TIME_LIMIT
+) -> None:
     """Run ``python PROGRAM ...`` on every rank, at most so many seconds; call ``watch`` again and again.
+
+    The ranks may use the methods of these specs.
 
     Raises:
         ClusterError: If the hosts cannot be made, or the program fails.
     """
     command = [sys.executable, *program]
-    failed, output = (_on_hosts if where.hosts else _here)(command, where, watch, limit)
+    sets = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"} if any(parse(spec).hierarchical for spec in specs) else {}
+    failed, output = (_on_hosts if where.hosts else _here)(command, sets, where, watch, limit)
     if failed:
         raise ClusterError(f"{failed}; it printed:\n{_tail(output)}")
 
 
-def _on_hosts(command: Sequence[str], where: Where, look: Callable[[], None], limit: float) -> tuple[str, str]:
-    with Cluster(where.hosts, where.rate) as cluster:
-        ended = cluster.launch(command, ENVIRONMENT, timeout=limit, watch=look)
+def _on_hosts(
+    command: Sequence[str], more: Mapping[str, str], where: Where, look: Callable[[], None], limit: float
+) -> tuple[str, str]:
+    with Cluster(where.hosts, where.rate, where.ranks_per_host) as cluster:
+        ended = cluster.launch(command, {**ENVIRONMENT, **more}, timeout=limit, watch=look)
     worst = max(ended, key=lambda one: (one.code > 0, one.code < 0))  # the one that failed, not those ended for it
     return (f"the rank on {worst.host} ended with status {worst.code}" if worst.code else ""), worst.output
 
 
-def _here(command: Sequence[str], where: Where, look: Callable[[], None], limit: float) -> tuple[str, str]:
+def _here(
+    command: Sequence[str], more: Mapping[str, str], where: Where, look: Callable[[], None], limit: float
+) -> tuple[str, str]:
     folder = Path(sys.executable).parent
     start = [*LAUNCHER, *CONTROLLERS[where.controller], "-np", str(where.ranks)]
     own = {} if where.on else ENVIRONMENT
-    environment = {**os.environ, **own, **_MPI, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    environment = {**os.environ, **own, **more, **_MPI, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
     command = [*start, "-H", where.on or f"localhost:{where.ranks}", *command]
     (ended,) = follow([Process("this machine", command, environment, orphaned=SIGTERM)], limit, look)
     return (f"horovodrun ended with status {ended.code}" if ended.code else ""), ended.output

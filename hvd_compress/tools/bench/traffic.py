@@ -8,7 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllGather, AllToAll, Collective, Drive, World, take_branches
+from hvd_compress.core.collectives import (
+    AllGather,
+    AllToAll,
+    Collective,
+    Drive,
+    ReduceScatter,
+    Scope,
+    World,
+    take_branches,
+)
 from hvd_compress.core.lowering import LACKS, lower
 from hvd_compress.core.state_tree import flatten
 from hvd_compress.methods import REGISTRY
@@ -27,18 +36,29 @@ SIZES = (2, 8, 64)
 class Message(NamedTuple):
     """A collective of one exchange, per coordinate of the gradient."""
 
-    kind: str  # ``"AllReduce"``, ``"AllGather"``, ``"AllToAll"`` or ``"Broadcast"``
+    kind: str  # The name of its class
     bytes: float  # The payload that a rank hands to it
     halves: float  # The count of float16 that are summed in it
+    scope: Scope = "world"  # The ranks that take part
+
+    def sends(self, ranks: int, ranks_per_host: int = 1) -> float:
+        """Return the bytes that a rank sends."""
+        return self.bytes * share(self.kind, self.members(ranks, ranks_per_host))
+
+    def members(self, ranks: int, ranks_per_host: int) -> int:
+        """Return how many ranks take part."""
+        return {"world": ranks, "node": ranks_per_host, "across": ranks // ranks_per_host}[self.scope]
 
     def wire(self, ranks: int, ranks_per_host: int = 1) -> float:
         """Return the bytes at the network device of a host; 0 if there is one host only.
 
         In a ring, ranks of a host are neighbours, and so one of them alone sends to another host. In an alltoall, each
-        of them sends to all that are elsewhere.
+        of them sends to all that are elsewhere. Across nodes, each of them communicates with ranks of other hosts only.
         """
-        if ranks <= ranks_per_host:
+        if ranks <= ranks_per_host or self.scope == "node":
             return 0.0
+        if self.scope == "across":
+            return ranks_per_host * self.sends(ranks, ranks_per_host)
         if self.kind == "AllToAll":
             return self.bytes * ranks_per_host * (ranks - ranks_per_host) / ranks
         return self.bytes * share(self.kind, ranks)
@@ -68,22 +88,24 @@ def cost(name: str) -> Cost:
 
 
 @cache
-def sent(spec: str, ranks: int, side: int = SIDE) -> tuple[Message, ...]:
+def sent(spec: str, ranks: int, side: int = SIDE, ranks_per_host: int = 1) -> tuple[Message, ...]:
     """Return the messages of rank 0 in one exchange of a matrix of ``side * side`` normal numbers.
 
-    Their number does not depend on the world size, so that two ranks tell it. With more, the exchange goes up to the
-    last message and no further: to decode the payloads of a thousand ranks would take long.
+    Their number does not depend on the world size, so that two ranks or hosts tell it. With more, the exchange goes up
+    to the last message and no further: to decode the payloads of a thousand ranks would take long.
 
     Raises:
         SpecError: If the spec is invalid.
         UnsupportedError: If the method does not support so many ranks.
     """
-    method, bucket = parse(spec).core, _bucket(side)
+    method, bucket = parse(spec).core, _bucket(-(-side // ranks_per_host) * ranks_per_host)
     rng = np.random.default_rng(SEED)
     dense = REGISTRY[spec.partition(":")[0]].nonzero
     x = (RMS * rng.standard_normal(bucket.numel) * (rng.random(bucket.numel) < dense)).astype(np.float32)
-    most = None if ranks == SIZES[0] else len(sent(spec, SIZES[0], side))
-    return tuple(_message(one, bucket.numel) for one in messages(method, bucket, x, ranks, most))
+    fewest = SIZES[0] * ranks_per_host
+    most = None if ranks <= fewest else len(sent(spec, fewest, side, ranks_per_host))
+    world = World(0, ranks, min(ranks, ranks_per_host))
+    return tuple(_message(one, bucket.numel) for one in messages(method, bucket, x, world, most))
 
 
 def _bucket(side: int) -> Bucket:
@@ -92,7 +114,7 @@ def _bucket(side: int) -> Bucket:
 
 def _message(message: Collective, numel: int) -> Message:
     halves = message.array.size if message.array.dtype == np.float16 else 0
-    return Message(type(message).__name__, message.array.nbytes / numel, halves / numel)
+    return Message(type(message).__name__, message.array.nbytes / numel, halves / numel, message.scope)
 
 
 def grows(asked: tuple[Message, ...]) -> bool:
@@ -109,13 +131,13 @@ def share(kind: str, size: int) -> float:
 
     An allreduce passes every part of the array round twice, once to be summed and once to be spread: ``2 (n - 1) / n``
     of the array from each rank. An allgather passes each rank's array on n - 1 times. An alltoall keeps a rank's own
-    row, ``1 / n`` of its array, at home. A broadcast reaches n - 1 ranks.
+    row, ``1 / n`` of its array, at home, and so does a reduce-scatter. A broadcast reaches n - 1 ranks.
     """
-    n = size
-    return {"AllReduce": 2 * (n - 1) / n, "AllGather": n - 1, "AllToAll": (n - 1) / n, "Broadcast": (n - 1) / n}[kind]
+    part = (size - 1) / size
+    return {"AllReduce": 2 * part, "AllGather": size - 1.0}.get(kind, part)
 
 
-def messages(method: Method, bucket: Bucket, x: Arr, size: int, most: int | None = None) -> list[Collective]:
+def messages(method: Method, bucket: Bucket, x: Arr, world: World, most: int | None = None) -> list[Collective]:
     """Return the collectives that rank 0 starts in the first step.
 
     Payloads have the same size on all ranks, or nearly so, so that the others are not computed: what they gather is
@@ -125,10 +147,10 @@ def messages(method: Method, bucket: Bucket, x: Arr, size: int, most: int | None
         method: To exchange with.
         bucket: The shape of the gradient.
         x: The gradient of rank 0, flat.
-        size: The world size.
+        world: The ranks.
         most: Stop after so many.
     """
-    ops, world = NumpyOps(), World(0, size)
+    ops = NumpyOps()
     exchanging = method.exchange(ops, bucket, x.copy(), method.init(ops, bucket, world), world)
     drive = Drive(take_branches(lower(exchanging, ops, world, LACKS)))
     found: list[Collective] = []
@@ -136,12 +158,14 @@ def messages(method: Method, bucket: Bucket, x: Arr, size: int, most: int | None
         found.append(drive.message._replace(array=drive.message.array.copy()))
         if len(found) == most:
             break
-        drive.resume(_reply(drive.message, size))
+        drive.resume(_reply(drive.message, world.within(drive.message.scope).size))
     return found
 
 
 def _reply(message: Collective, size: int) -> Any:
     array = message.array
+    if isinstance(message, ReduceScatter):
+        return array[0].copy()
     if isinstance(message, AllGather) and message.ragged:
         return np.tile(array, size)
     if isinstance(message, AllGather | AllToAll):

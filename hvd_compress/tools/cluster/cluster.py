@@ -37,21 +37,26 @@ class Cluster:
     Args:
         hosts: How many.
         rate: What each may send and receive, as ``"100mbit"`` or ``"1gbit"``; or ``"unlimited"``.
+        ranks_per_host: Number of ranks on each, which reach each other without that limit.
 
     Attributes:
         hosts: How many.
+        ranks_per_host: Number of ranks on each.
         name: What the names of its namespaces begin with; no other cluster on the machine has it.
 
     Raises:
         ClusterError: If that cannot be: not root, no ``ip`` or ``tc``, or no such rate.
     """
 
-    def __init__(self, hosts: int, rate: str = UNLIMITED) -> None:
+    def __init__(self, hosts: int, rate: str = UNLIMITED, ranks_per_host: int = 1) -> None:
         if not 1 <= hosts <= network.MOST_HOSTS:
             raise ClusterError(f"hosts={hosts} is not allowed: there can be 1 to {network.MOST_HOSTS} hosts")
+        if ranks_per_host < 1:
+            raise ClusterError(f"ranks_per_host={ranks_per_host} is not allowed: a host has at least 1 rank")
         bits_per_second(rate)
         network.require()
         self.hosts = hosts
+        self.ranks_per_host = ranks_per_host
         self._rate = rate
         self.name = network.new_prefix()
 
@@ -107,10 +112,10 @@ class Cluster:
         timeout: float = 600,
         watch: Callable[[], None] = lambda: None,
     ) -> list[Finished]:
-        """Run a Horovod program with one rank on each host, with Gloo; the first that fails ends the others.
+        """Run a Horovod program on all hosts, with Gloo; the first rank that fails ends the others.
 
         Args:
-            command: The program, the same on each host.
+            command: The program, the same for each rank.
             environment: Added to that of this process.
             timeout: Seconds after which a job that hangs is ended.
             watch: Called again and again while the job runs.
@@ -121,13 +126,15 @@ class Cluster:
         Raises:
             ClusterError: If Horovod's rendezvous server does not start.
         """
-        slots = ",".join(f"h{number}:1" for number in range(1, self.hosts + 1))
+        each = self.ranks_per_host
+        slots = ",".join(f"h{number}:{each}" for number in range(1, self.hosts + 1))
         server = self._start(1, [sys.executable, "-m", "hvd_compress.tools.cluster.rendezvous", slots], {})
         ranks: list[Process] = []
         try:
             port = _port(server)
-            for number in range(1, self.hosts + 1):
-                ranks.append(self._start(number, command, {**(environment or {}), **self._horovod(number, port)}))
+            for rank in range(self.hosts * each):
+                told = {**(environment or {}), **self._horovod(rank, port)}
+                ranks.append(self._start(1 + rank // each, command, told))
             return follow(ranks, timeout, watch)
         finally:
             end([*ranks, server])
@@ -137,12 +144,14 @@ class Cluster:
         command = network.command_on(self.name, number, command)
         return Process(f"h{number}", command, {**os.environ, **environment})
 
-    def _horovod(self, number: int, port: str) -> dict[str, str]:
-        """Return what horovodrun would tell the rank on a host."""
-        own = {"HOSTNAME": f"h{number}", "RANK": number - 1, "LOCAL_RANK": 0, "CROSS_RANK": number - 1}
-        common = {"SIZE": self.hosts, "LOCAL_SIZE": 1, "CROSS_SIZE": self.hosts, "CONTROLLER": "gloo"}
+    def _horovod(self, rank: int, port: str) -> dict[str, str]:
+        """Return what horovodrun would tell a rank."""
+        cross, local = divmod(rank, self.ranks_per_host)
+        own = {"HOSTNAME": f"h{1 + cross}", "RANK": rank, "LOCAL_RANK": local, "CROSS_RANK": cross}
+        sizes = {"SIZE": self.hosts * self.ranks_per_host, "LOCAL_SIZE": self.ranks_per_host, "CROSS_SIZE": self.hosts}
         gloo = {"RENDEZVOUS_ADDR": self.address(1), "RENDEZVOUS_PORT": port, "IFACE": "eth0"}
-        named = {**own, **common, "CPU_OPERATIONS": "gloo", **{f"GLOO_{name}": value for name, value in gloo.items()}}
+        named = {**own, **sizes, "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo"}
+        named |= {f"GLOO_{name}": value for name, value in gloo.items()}
         return {f"HOROVOD_{name}": str(value) for name, value in named.items()}
 
 

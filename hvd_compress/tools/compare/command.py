@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from hvd_compress.errors import SpecError
 from hvd_compress.spec import parse
-from hvd_compress.tools.bench.distributed.command import By, Hosts, Ranks, Rate, read_merges
+from hvd_compress.tools.bench.distributed.command import By, Hosts, On, Ranks, RanksPerHost, Rate, read_merges
 from hvd_compress.tools.bench.jobs import read_where
 from hvd_compress.tools.cluster import Cluster
 from hvd_compress.tools.compare.comparison import Course
@@ -50,9 +50,10 @@ def compare(
     ] = _METHODS,
     hosts: Hosts = 0,
     rate: Rate = None,
-    ranks: Ranks = 2,
+    ranks_per_host: RanksPerHost = 1,
+    ranks: Ranks = None,
     controller: By = "gloo",
-    on: Annotated[str, typer.Option(metavar="h1:4,h2:4", help="Other machines, as horovodrun -H takes them.")] = "",
+    on: On = "",
     framework: Annotated[
         Framework, typer.Option(help="The framework; ddp is PyTorch with DistributedDataParallel instead of Horovod.")
     ] = "torch",
@@ -79,14 +80,14 @@ def compare(
 
     Horovod's own methods, none and fp16, are always trained, too: the better of them is the baseline.
 
-    With --hosts, training runs on emulated hosts of one rank each with a limited network; this needs root.
+    With --hosts, training runs on emulated hosts with a limited network; this needs root.
     """
     with refusals():
         request = Request(
             task=task,
             framework=framework,
             methods=read_methods(methods),
-            where=read_where(hosts, rate, ranks, controller, on),
+            where=read_where(hosts, rate, ranks_per_host, ranks, controller, on),
             seeds=seeds,
             target=target,
             budget=read_time("budget", budget, long=True),
@@ -99,7 +100,7 @@ def compare(
         _try_task(request)
         require_matplotlib("reports")
         if hosts:
-            Cluster(hosts, request.where.rate)  # refuses what cannot be
+            Cluster(hosts, request.where.rate, ranks_per_host)  # refuses what cannot be
         folder = output or Path(f"compare-{re.sub('[^A-Za-z0-9]+', '-', task)}")
         raise typer.Exit(_run(request, folder, as_json))
 

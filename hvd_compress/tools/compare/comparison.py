@@ -128,7 +128,8 @@ class Course:
             self._watch.moves(job, goal, None if metric is None else Point(step, seconds, metric))
 
         try:
-            execute(["-m", WORKERS[self._request.framework], job.to_json()], where, look, job.budget + _GRACE)
+            program = ["-m", WORKERS[self._request.framework], job.to_json()]
+            execute(program, [job.spec], where, look, job.budget + _GRACE)
             known = _read(log.read_text())
         finally:
             log.unlink()

@@ -44,6 +44,7 @@ class Request(NamedTuple):
         words: list[object] = ["hvd-compress", "compare", "--task", self.task, "--methods", ",".join(self.methods)]
         if where.hosts:
             words += ["--hosts", where.hosts, "--rate", where.rate]
+            words += ["--ranks-per-host", where.ranks_per_host] if where.ranks_per_host > 1 else []
         else:
             words += ["--ranks", where.ranks, "--controller", where.controller]
             words += ["--on", where.on] if where.on else []

@@ -34,13 +34,13 @@ class Trainer(Protocol):
     Attributes:
         rank: Of this process.
         size: How many ranks there are.
-        own_device: Whether the network device counts the traffic of this rank, and of no other.
+        reads_device: Whether this rank reads the counters of the network device, for all ranks of its host.
         compression: That of `distribute`.
     """
 
     rank: int
     size: int
-    own_device: bool
+    reads_device: bool
     compression: Any
 
     def build(self, make: Callable[[Setting], Training], setting: Setting) -> Training:
@@ -71,8 +71,8 @@ class Trainer(Protocol):
 class Clock:
     """The time and traffic of training alone."""
 
-    def __init__(self, own_device: bool) -> None:
-        self._own_device = own_device
+    def __init__(self, reads_device: bool) -> None:
+        self._reads_device = reads_device
         self.seconds = 0.0
         self.sent = self.received = 0
 
@@ -86,7 +86,7 @@ class Clock:
         self.received += now[1] - received
 
     def _bytes(self) -> tuple[int, int]:
-        return (device_bytes("tx_bytes"), device_bytes("rx_bytes")) if self._own_device else (0, 0)
+        return (device_bytes("tx_bytes"), device_bytes("rx_bytes")) if self._reads_device else (0, 0)
 
 
 class Log:
@@ -112,7 +112,7 @@ class Run:
         self._job, self._trainer, self._method = job, trainer, method
         self._training = trainer.build(make, setting)
         self._log = Log(job, trainer)
-        self._clock = Clock(trainer.own_device)
+        self._clock = Clock(trainer.reads_device)
         self._curve: list[Point] = []
         self._loss = 0.0
 
@@ -220,7 +220,7 @@ class Run:
             decode,
             stats.gradient_bytes / made,
             max(columns[3]),
-            max(columns[4]) if self._trainer.own_device else None,
+            max(columns[4]) if self._trainer.reads_device else None,
             round(max(columns[5])),
             diverged,
             len(set(columns[6])) == 1,

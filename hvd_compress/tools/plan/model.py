@@ -126,11 +126,11 @@ def predict(spec: str, setup: Setup, rates: Rates, constants: Constants) -> Pred
     linear = parse(spec).linear
     slow = max(1.0, 1.0 / setup.cores_per_rank)
     sending = _sending(spec, setup)
-    encode, decode = _coding(spec, sending[0], setup.ranks, rates)
+    encode, decode = _coding(spec, sending[0], setup, rates)
     wire = sum(one.parameters * one.message.wire(setup.ranks, setup.ranks_per_host) for one in sending)
     link = sum(_link(one, setup, constants) for one in sending)
-    host = sum(_work(one, setup.ranks, constants) for one in sending) * (_slow_if_it_spins(slow) if linear else slow)
-    rounds = sum(_round(one.message.kind, setup, constants, slow) for one in sending if one.waits)
+    host = sum(_work(one, setup, constants) for one in sending) * (_slow_if_it_spins(slow) if linear else slow)
+    rounds = sum(_round(one.message, setup, constants, slow) for one in sending if one.waits)
     exchange = link + host + rounds
     window = constants.overlap * constants.backward * setup.compute / slow
     hidden = min(exchange, window) * (1 if linear else 1 - 1 / setup.merge)
@@ -148,7 +148,8 @@ class _Sent(NamedTuple):
 
 def _sending(spec: str, setup: Setup) -> list[_Sent]:
     """Return all collectives: those of the method, and one for the vectors, which it leaves uncompressed."""
-    asked = sent(spec, max(2, setup.ranks), matrix_side(setup.params, setup.side))
+    side = matrix_side(setup.params, setup.side)
+    asked = sent(spec, max(2, setup.ranks), side, setup.ranks_per_host if parse(spec).hierarchical else 1)
     if parse(spec).linear:
         return [_Sent(message, setup.params) for message in asked]
     vectors = setup.vectors * setup.params
@@ -156,7 +157,7 @@ def _sending(spec: str, setup: Setup) -> list[_Sent]:
     return [*found, _Sent(Message("AllReduce", _FLOAT, 0.0), vectors, waits=False)] if vectors else found
 
 
-def _coding(spec: str, first: _Sent, ranks: int, rates: Rates) -> tuple[float, float]:
+def _coding(spec: str, first: _Sent, setup: Setup, rates: Rates) -> tuple[float, float]:
     """Return the seconds of compressing and decompressing, for a rank with a core of its own.
 
     What travels as Horovod's own allreduce is only cast, at the speed of memory: 4 bytes are read and fewer written.
@@ -164,20 +165,23 @@ def _coding(spec: str, first: _Sent, ranks: int, rates: Rates) -> tuple[float, f
     if parse(spec).linear:
         cast = rates.copy * (_FLOAT + first.message.bytes) / (2 * _FLOAT) if first.message.bytes < _FLOAT else 0.0
         return first.parameters * cast, first.parameters * cast
-    rate = rates.methods[spec]
-    return first.parameters * rate.encode, first.parameters * (rate.decoding(ranks) + rates.copy)
+    rate, parts = rates.methods[spec], setup.ranks_per_host if parse(spec).hierarchical else 1
+    own = first.parameters / parts
+    return own * rate.encode, own * rate.decoding(setup.ranks // parts) + first.parameters * rates.copy
 
 
 def _link(sending: _Sent, setup: Setup, constants: Constants) -> float:
     """Return the seconds at the slower one of a host's link and the bus inside it; data goes through both at once."""
     between = 8 * sending.message.wire(setup.ranks, setup.ranks_per_host) / (setup.rate * constants.efficiency)
-    return sending.parameters * max(between, sending.message.wire(setup.ranks) * constants.bus)
+    return sending.parameters * max(between, sending.message.sends(setup.ranks, setup.ranks_per_host) * constants.bus)
 
 
-def _work(sending: _Sent, ranks: int, constants: Constants) -> float:
+def _work(sending: _Sent, setup: Setup, constants: Constants) -> float:
     """Return the seconds of a core for sending, receiving and adding up."""
-    message, summed = sending.message, (ranks - 1) / ranks
-    return sending.parameters * (message.wire(ranks) * constants.byte + message.halves * summed * constants.half)
+    message = sending.message
+    members = message.members(setup.ranks, setup.ranks_per_host)
+    bytes_sent, halves = message.sends(setup.ranks, setup.ranks_per_host), message.halves * (members - 1) / members
+    return sending.parameters * (bytes_sent * constants.byte + halves * constants.half)
 
 
 def _slow_if_it_spins(slow: float) -> float:
@@ -188,23 +192,27 @@ def _slow_if_it_spins(slow: float) -> float:
     return slow * (2 - 1 / slow)
 
 
-def _round(kind: str, setup: Setup, constants: Constants, slow: float) -> float:
+def _round(message: Message, setup: Setup, constants: Constants, slow: float) -> float:
     """Return the seconds of a collective without any bytes."""
     if setup.ranks == 1:
         return 0.0
-    agreeing, own = _hops("AllReduce", setup), _hops(kind, setup)  # what is ready is agreed on by an allreduce of bits
+    agreeing, own = (
+        _hops(message._replace(kind="AllReduce"), setup),
+        _hops(message, setup),
+    )  # what is ready is agreed on by an allreduce of bits
     messages, apart = (one + other for one, other in zip(agreeing, own, strict=True))
     return slow * (constants.cycle + messages * constants.hop) + apart * setup.latency
 
 
-def _hops(kind: str, setup: Setup) -> tuple[float, float]:
+def _hops(message: Message, setup: Setup) -> tuple[float, float]:
     """Return the messages of a collective, one after another, and how many of them go from one host to another.
 
     Along trees, as NCCL has them for sums, hosts are far apart only near the root.
     """
-    hosts = math.ceil(setup.ranks / setup.ranks_per_host)
-    twice = 2 if kind == "AllReduce" else 1
-    if setup.tree and kind in ("AllReduce", "Broadcast"):
-        return twice * math.ceil(math.log2(setup.ranks)), twice * math.ceil(math.log2(hosts))
-    once = setup.ranks - 1
-    return twice * once, twice * once * hosts / setup.ranks if hosts > 1 else 0.0
+    hosts = 1 if message.scope == "node" else math.ceil(setup.ranks / setup.ranks_per_host)
+    members = message.members(setup.ranks, setup.ranks_per_host)
+    twice = 2 if message.kind == "AllReduce" else 1
+    if setup.tree and message.kind in ("AllReduce", "Broadcast"):
+        return twice * math.ceil(math.log2(members)), twice * math.ceil(math.log2(hosts))
+    once = members - 1
+    return twice * once, twice * once * hosts / members if hosts > 1 else 0.0

@@ -11,11 +11,17 @@ class Rank:
     Attributes:
         rank: Its number.
         size: The world size.
-        own_device: Whether the network device counts the traffic of this rank, and of no other.
+        reads_device: Whether this rank reads the counters of the network device, for all ranks of its host.
     """
 
     def __init__(self, hvd: Any) -> None:
         hvd.init()
         self.rank: int = hvd.rank()
         self.size: int = hvd.size()
-        self.own_device: bool = hvd.local_size() == 1 and hvd.size() > 1
+        self.reads_device: bool = hvd.local_rank() == 0 and hvd.cross_size() > 1
+        self._hvd = hvd
+
+    def gather_text(self, text: str) -> list[str]:
+        """Return the texts of all ranks."""
+        found: list[str] = self._hvd.allgather_object(text)
+        return found

@@ -71,7 +71,9 @@ class HorovodTransport(Group):
             start = hvd.allreduce_async_ if message.donate else hvd.allreduce_async
             return Pending(start(array, op=op, **where), _whole)
         if isinstance(message, ReduceScatter):
-            return Pending(hvd.reducescatter_async(array, op=hvd.Sum, **where), torch.flatten)
+            if array.is_cuda:
+                return Pending(hvd.reducescatter_async(array, op=hvd.Sum, **where), torch.flatten)
+            return _reduce_scatter(array, group.world.rank, where)
         if isinstance(message, AllGather):
             read = torch.flatten if message.ragged else partial(_rows, size, array.numel())
             return Pending(hvd.allgather_async(array, **where), read)
@@ -82,6 +84,27 @@ class HorovodTransport(Group):
             return Pending(handle, lambda reply: _rows(size, row, reply[0]))
         assert isinstance(message, Broadcast)
         return Pending(hvd.broadcast_async(array, group.global_rank(message.root), **where), _whole)
+
+
+def _reduce_scatter(rows: Tensor, rank: int, where: dict[str, Any]) -> Pending:
+    """Send each row to its rank and add: over Gloo, Horovod's own takes five times as long."""
+    size, row = rows.shape
+    splits = torch.full((size,), row, dtype=torch.int32, device="cpu")
+    splits[rank] = 0
+    if rank in (0, size - 1):
+        others = rows[1:] if rank == 0 else rows[:-1]
+    else:
+        others = torch.cat([rows[:rank], rows[rank + 1 :]])
+    handle = hvd.alltoall_async(others.flatten(), splits, **where)
+
+    def read(reply: Any) -> Tensor:
+        received = _rows(size - 1, row, reply[0])
+        total = received[0].add_(rows[rank])
+        for other in received[1:]:
+            total.add_(other)
+        return total
+
+    return Pending(handle, read)
 
 
 def _whole(reply: Tensor) -> Tensor:

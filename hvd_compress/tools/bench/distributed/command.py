@@ -46,12 +46,16 @@ Specs = Annotated[
     list[str],
     typer.Argument(metavar="SPEC...", help="Methods, separated by spaces, such as topk:ratio=0.01 powersgd:rank=4."),
 ]
-Hosts = Annotated[int, typer.Option(min=0, help="Emulated hosts, of a rank each (needs root); 0: this machine.")]
+Hosts = Annotated[int, typer.Option(min=0, help="Emulated hosts (needs root); 0: this machine.")]
+RanksPerHost = Annotated[int, typer.Option(min=1, help="Number of ranks on each emulated host.")]
+On = Annotated[
+    str, typer.Option(metavar="h1:4,h2:4", help="Other machines, as horovodrun -H takes them; rank 0 must be here.")
+]
 Rate = Annotated[
     str | None,
     typer.Option(help="Bandwidth of an emulated host, with --hosts: 100mbit, 1gbit ... [unlimited]"),
 ]
-Ranks = Annotated[int, typer.Option(min=1, help="Number of ranks, without --hosts.")]
+Ranks = Annotated[int | None, typer.Option(min=1, help="Number of ranks, without --hosts. [2, or all slots of --on]")]
 By = Annotated[Controller, typer.Option(help="The library that Horovod communicates by, without --hosts.")]
 Trains = Annotated[Framework, typer.Option(help="The framework that trains.")]
 Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each method.")]
@@ -81,8 +85,10 @@ def steps(
     specs: Specs,
     hosts: Hosts = 0,
     rate: Rate = None,
-    ranks: Ranks = 2,
+    ranks_per_host: RanksPerHost = 1,
+    ranks: Ranks = None,
     controller: By = "gloo",
+    on: On = "",
     framework: Annotated[
         Measured,
         typer.Option(help="The framework; ddp measures DistributedDataParallel and Horovod in PyTorch, fsdp FSDP2."),
@@ -96,11 +102,11 @@ def steps(
     as_json: ToJson = None,
     plot: ToPlot = None,
 ) -> None:
-    """Measure whole training steps on this machine.
+    """Measure whole training steps.
 
-    All ranks are on this machine. With --hosts and --rate, a limited link connects them. Without, they exchange
-    gradients through memory, and the result does not show what a network costs; compare --on measures on several
-    machines.
+    With --hosts and --rate, a limited link connects emulated hosts on this machine; with --on, your own machines train.
+    Without, all ranks are on this machine and exchange gradients through memory: the result does not show what a
+    network costs.
 
     The methods take turns in the same processes. linear has eight linear layers of 1024 with ReLU between them and a
     head, mlp 80 of 256 with LayerNorm, both at batch size 32; resnet50 takes four images of 64 x 64; many has 500
@@ -109,7 +115,7 @@ def steps(
     with refusals():
         compared = entries(specs, read_merges(merge or []), against or [], framework)
         task = Task("memory" if memory else "steps", model, compared, steps, warmup, 0, "")
-        where = read_where(hosts, rate, ranks, controller)
+        where = read_where(hosts, rate, ranks_per_host, ranks, controller, on)
         title = f"Steps of {model} with {framework}, {where}"
         found = _measured(task, framework, where)
         if memory:
@@ -119,7 +125,7 @@ def steps(
             shown = [table.steps_table(found, title)]
         _show(shown, found, task, where, title, as_json, None if memory else plot)
         if not memory:
-            note(table.LEGEND if where.hosts else f"{table.LEGEND} {table.NO_NETWORK}")
+            note(table.LEGEND if where.hosts or where.on else f"{table.LEGEND} {table.NO_NETWORK}")
 
 
 @bench.command()
@@ -127,8 +133,10 @@ def exchange(
     specs: Specs,
     hosts: Hosts = 0,
     rate: Rate = None,
-    ranks: Ranks = 2,
+    ranks_per_host: RanksPerHost = 1,
+    ranks: Ranks = None,
     controller: By = "gloo",
+    on: On = "",
     shapes: Annotated[Model, typer.Option(help="The model whose gradients are exchanged.")] = "resnet50",
     steps: Steps = 12,
     warmup: Warmup = 4,
@@ -148,7 +156,7 @@ def exchange(
     with refusals():
         compared = entries(specs, read_merges(merge or []), against or [])
         task = Task("exchange", shapes, compared, steps, warmup, _PROFILED if profile else 0, "")
-        where = read_where(hosts, rate, ranks, controller)
+        where = read_where(hosts, rate, ranks_per_host, ranks, controller, on)
         sizes = SHAPES[shapes]()
         title = f"Exchange of {len(sizes)} gradients of {shapes}, {count(sizes):,} numbers, {where}"
         found = _measured(task, "torch", where)

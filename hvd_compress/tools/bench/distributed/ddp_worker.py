@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,4 +81,4 @@ def _register(model: DistributedDataParallel, name: str) -> None:
 
 
 if __name__ == "__main__":
-    measure(Task.read(Path(sys.argv[1])), DDPBench())
+    measure(Task.from_json(sys.argv[1]), DDPBench())

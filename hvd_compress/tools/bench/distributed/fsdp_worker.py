@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -47,4 +46,4 @@ def _precision(entry: Entry) -> MixedPrecisionPolicy:
 
 
 if __name__ == "__main__":
-    measure(Task.read(Path(sys.argv[1])), FSDPBench())
+    measure(Task.from_json(sys.argv[1]), FSDPBench())

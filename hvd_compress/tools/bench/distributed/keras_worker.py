@@ -1,4 +1,4 @@
-"""A rank of a measurement in Keras: ``python -m hvd_compress.tools.bench.distributed.keras_worker task.json``.
+"""A rank of a measurement in Keras: ``python -m hvd_compress.tools.bench.distributed.keras_worker TASK``.
 
 Each entry has a model of its own and is trained by ``train_on_batch``. What happens in the graph cannot be told apart,
 so there are no times of phases.
@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import horovod.tensorflow.keras as hvd
@@ -132,4 +131,4 @@ MODELS: dict[str, Callable[[np.random.Generator], Made]] = {
 
 
 if __name__ == "__main__":
-    measure(Task.read(Path(sys.argv[1])), KerasBench())
+    measure(Task.from_json(sys.argv[1]), KerasBench())

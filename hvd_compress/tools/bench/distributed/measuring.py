@@ -6,7 +6,7 @@ import cProfile
 import json
 import pstats
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -40,17 +40,20 @@ class Bench(Protocol):
 
     Attributes:
         rank: Of this process.
-        own_device: Whether the network device is this rank's own.
+        reads_device: Whether this rank reads the counters of the network device, for all ranks of its host.
     """
 
     rank: int
-    own_device: bool
+    reads_device: bool
 
     def make(self, entry: Entry, what: str, model: str) -> Subject:
         """Return an entry, ready to make steps."""
 
     def gather(self, values: list[float]) -> list[list[float]]:
         """Return the values of all ranks; all wait for the last."""
+
+    def gather_text(self, text: str) -> list[str]:
+        """Return the texts of all ranks."""
 
 
 class Now(NamedTuple):
@@ -61,11 +64,21 @@ class Now(NamedTuple):
 
 
 def measure(task: Task, bench: Bench) -> None:
-    """Measure all that is wanted, and write it down as it comes."""
-    path = task.report(bench.rank)
+    """Measure all that is wanted. Rank 0 writes it down: its own part as it comes, that of the others at the end."""
+    lines = []
+    for part in _parts(task, bench):
+        lines.append(json.dumps(part._asdict()) + "\n")
+        if bench.rank == 0:
+            with task.report(0).open("a") as file:
+                file.write(lines[-1])
+    for rank, text in enumerate(bench.gather_text("".join(lines))):
+        if bench.rank == 0 < rank:
+            task.report(rank).write_text(text)
+
+
+def _parts(task: Task, bench: Bench) -> Iterator[Part]:
     if task.what == "memory":
-        for index in range(1, len(task.entries)):
-            _write(path, _memory(task, bench, index))
+        yield from (_memory(task, bench, index) for index in range(1, len(task.entries)))
         return
     subjects = []
     for index, entry in enumerate(task.entries):
@@ -73,17 +86,12 @@ def measure(task: Task, bench: Bench) -> None:
         _steps(subject, max(task.warmup, entry.warmup))
         subject.release()
         subjects.append(subject)
-        _write(path, Part(index))
+        yield Part(index)
     for turn in range(task.turns):
         for index, subject in enumerate(subjects):
-            _write(path, _turn(bench, index, subject, min(TURN, task.steps - turn * TURN)))
+            yield _turn(bench, index, subject, min(TURN, task.steps - turn * TURN))
     for index, subject in enumerate(subjects if task.profiled else ()):
-        _write(path, Part(index, profile=_profile(subject, task.profiled)))
-
-
-def _write(path: Path, part: Part) -> None:
-    with path.open("a") as file:
-        file.write(json.dumps(part._asdict()) + "\n")
+        yield Part(index, profile=_profile(subject, task.profiled))
 
 
 def _steps(subject: Subject, steps: int) -> list[float]:
@@ -113,8 +121,8 @@ def _turn(bench: Bench, index: int, subject: Subject, steps: int) -> Part:
 
 def _now(bench: Bench, subject: Subject) -> Now:
     return Now(
-        device_bytes("tx_bytes") if bench.own_device else None,
-        device_bytes("rx_bytes") if bench.own_device else None,
+        device_bytes("tx_bytes") if bench.reads_device else None,
+        device_bytes("rx_bytes") if bench.reads_device else None,
         subject.stats(),
         subject.called,
     )

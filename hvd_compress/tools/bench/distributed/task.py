@@ -85,12 +85,12 @@ class Task(NamedTuple):
             return len(self.entries) - 1
         return len(self.entries) * (self.turns + 1 + bool(self.profiled))
 
-    def write(self, path: Path) -> None:
-        path.write_text(json.dumps(self._asdict() | {"entries": [entry._asdict() for entry in self.entries]}))
+    def to_json(self) -> str:
+        return json.dumps(self._asdict() | {"entries": [entry._asdict() for entry in self.entries]})
 
     @classmethod
-    def read(cls, path: Path) -> Task:
-        found = json.loads(path.read_text())
+    def from_json(cls, text: str) -> Task:
+        found = json.loads(text)
         return cls(**found | {"entries": [Entry(**entry) for entry in found["entries"]]})
 
     def report(self, rank: int) -> Path:
@@ -173,8 +173,7 @@ def run(task: Task, framework: Measured, where: Where, watch: Callable[[int], No
     """
     with tempfile.TemporaryDirectory(prefix="hvd-compress-bench-") as folder:
         task = task._replace(reports=folder)
-        written = Path(folder, "task.json")
-        task.write(written)
         module = f"hvd_compress.tools.bench.distributed.{WORKERS[framework]}"
-        execute(["-m", module, str(written)], where, lambda: watch(len(read_report(task.report(0)))))
+        specs = [entry.spec for entry in task.entries if entry.spec]
+        execute(["-m", module, task.to_json()], specs, where, lambda: watch(len(read_report(task.report(0)))))
         return [read_report(task.report(rank)) for rank in range(where.size)]

@@ -1,4 +1,4 @@
-"""A rank of a measurement in PyTorch: ``python -m hvd_compress.tools.bench.distributed.torch_worker task.json``.
+"""A rank of a measurement in PyTorch: ``python -m hvd_compress.tools.bench.distributed.torch_worker TASK``.
 
 All entries share the weights, as views, so that many of them fit into memory, and so do the gradients of ``exchange``:
 before each step they are written anew, which is not measured.
@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
@@ -241,4 +240,4 @@ LOSSES: dict[str, Callable[[int], Callable[[Sequence[Tensor]], Tensor]]] = {
 
 
 if __name__ == "__main__":
-    measure(Task.read(Path(sys.argv[1])), TorchBench())
+    measure(Task.from_json(sys.argv[1]), TorchBench())
