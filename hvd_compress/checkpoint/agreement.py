@@ -51,7 +51,7 @@ def describe(method: Routable, merge: Merge, gradients: Sequence[Gradient], worl
         "restored state": restored,
         "parameters": [[g.name, list(g.shape), g.dtype] for g in gradients],
         **nodes,
-        _HOST: socket.gethostname(),
+        _HOST: os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname(),
         _JOB: secrets.randbits(40),  # leaves the user's random generators untouched
     }
     return json.dumps(facts).encode() + b"\n"
@@ -162,7 +162,7 @@ def _refuse_nodes(lines: bytes) -> NoReturn:
     hosts: dict[str, list[str]] = {}
     for rank, line in enumerate(lines.splitlines()):
         facts = json.loads(line)
-        hosts.setdefault(facts[_HOST] or f"a node ({_NODES}: {facts[_NODES]})", []).append(str(rank))
+        hosts.setdefault(facts[_HOST], []).append(str(rank))
     found = "; ".join(f"{host} has rank {', '.join(ranks)}" for host, ranks in hosts.items())
     raise DisagreementError(
         "hierarchical=on needs the same number of ranks on each node, numbered node by node, as horovodrun, torchrun"

@@ -43,11 +43,13 @@ class Said(NamedTuple):
         facts: From `agreement.describe`, without what differs between ranks.
         first: Name of the model: the smallest name of its variables, numbers included.
         waiting: Whether the list has been named in an earlier round, and the rank cannot go on without an answer.
+        host: Name of the host.
     """
 
     facts: str
     first: str
     waiting: bool
+    host: str
 
 
 class Question:
@@ -60,7 +62,8 @@ class Question:
     """
 
     def __init__(self, facts: bytes, first: str, transport: GraphTransport) -> None:
-        self.said = Said(json.dumps({**json.loads(facts), "job": 0, "host": ""}), first, waiting=False)
+        table = json.loads(facts)
+        self.said = Said(json.dumps({**table, "job": 0, "host": ""}), first, waiting=False, host=table["host"])
         self.settled = False
         self.error: BaseException | None = None
         self._talk = _talk(transport)
@@ -168,7 +171,8 @@ class _Talk:
                 self._open.remove(question)
         alike = len({one.first for one in said}) == 1
         if all(one.waiting for one in said) or alike:
-            agreement.check("\n".join(one.facts for one in said).encode())
+            lines = [json.dumps({**json.loads(one.facts), "host": one.host}) for one in said]
+            agreement.check("\n".join(lines).encode())
 
     def _forget(self, error: BaseException | None = None) -> None:
         """Abandon all open handshakes."""
@@ -190,7 +194,7 @@ def _exchange(mine: Said, transport: GraphTransport) -> list[Said]:
 
     Where all say the same, an allreduce tells: in that a rank that has joined may be missing.
     """
-    digests = tf.constant(agreement.digests([mine]), tf.int64)
+    digests = tf.constant(agreement.digests([mine._replace(host="")]), tf.int64)
     sums = hvd.mpi_ops._allreduce(digests, name=_NAME, op=hvd.Sum, process_set=transport.process_set)
     if all(agreement.equal(sums.numpy().tolist())):
         return [mine] * transport.world.size
