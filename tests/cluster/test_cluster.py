@@ -263,3 +263,46 @@ def test_a_missing_command_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ClusterError, match="'tc': apt-get install iproute2"):
         Cluster(2)
+
+
+NODES = """
+import sys
+import horovod.torch as hvd, torch
+from hvd_compress.torch import Compression
+
+hvd.init()
+for spec in ("none", sys.argv[1]):
+    parameter = torch.nn.Parameter(torch.zeros(1000, 500))
+    gradient = torch.randn(1000, 500, generator=torch.Generator().manual_seed(hvd.rank()))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([parameter], lr=1.0), named_parameters=[("p", parameter)], compression=Compression.parse(spec)
+    )
+    for step in range(int(sys.argv[2]) if spec != "none" else 1):
+        optimizer.zero_grad()
+        (parameter * gradient).sum().backward()
+        optimizer.step()
+        exact = parameter.detach().clone() if spec == "none" else exact
+print(hvd.local_rank(), hvd.cross_rank(), (parameter - exact).abs().max().item() < 1e-5)
+"""
+
+
+@for_real
+@pytest.mark.parametrize("hosts", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_hosts_with_two_ranks_sum_exactly_and_send_half_of_what_they_gathered(hosts: int, tmp_path: Path) -> None:
+    """Lossless methods give the sums of Horovod; of what is gathered, half passes the devices, by their counters."""
+    (tmp_path / "job.py").write_text(NODES)
+    environment = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1", "OMP_NUM_THREADS": "1"}
+    with Cluster(hosts, "1gbit", ranks_per_host=2) as cluster:
+
+        def run(spec: str, steps: int) -> tuple[list[str], int]:
+            before = [one.sent for one in cluster.traffic()]
+            ended = cluster.launch([sys.executable, str(tmp_path / "job.py"), spec, str(steps)], environment)
+            assert [one.code for one in ended] == [0] * 2 * hosts, ended[0].output
+            sent = max(after.sent - first for after, first in zip(cluster.traffic(), before, strict=True))
+            return [one.output.splitlines()[-1] for one in ended], sent
+
+        places, _ = run("topk:ratio=1.0,hierarchical=on", 1)
+        assert places == [f"{rank % 2} {rank // 2} True" for rank in range(2 * hosts)]
+        for spec in ("topk:ratio=0.1", "qsgd:bits=4"):
+            flat, tall = (run(f"{spec}{more}", 21)[1] - run(f"{spec}{more}", 1)[1] for more in ("", ",hierarchical=on"))
+            assert 0 < tall < 0.525 * flat

@@ -109,6 +109,7 @@ CASES: list[tuple[Facts, str, str, str, str, list[str]]] = [
         BOTH,
     ),
     (machine(TORCH._replace(gpus=1)), "ok", "PyTorch", "sees 1 GPU", "", BOTH),
+    (machine(TORCH._replace(gpus=8)), "note", "Nodes", "hvd-compress plan --ranks-per-host 8", "", BOTH),
     (
         machine(TORCH._replace(unknown=("ps in _grouped_allreduce_grad_async()",))),
         *("fault", "Calls from PyTorch", "ps in _grouped_allreduce_grad_async()", "install Horovod 0.28.1"),

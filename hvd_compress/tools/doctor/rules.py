@@ -226,4 +226,22 @@ def first_line(text: str) -> str:
     return line if len(line) <= 300 else f"{line[:300]} ..."
 
 
-RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (python, horovod, distributed, frameworks, launcher, mpi)
+def nodes(facts: Facts) -> Iterator[Finding]:
+    gpus = max((framework.gpus for framework in facts.frameworks), default=0)
+    if gpus > 1:
+        found = (
+            f"{gpus} GPUs on this one; if a slower network joins several such nodes, hierarchical=on sums within a node"
+            f" and compresses between them: hvd-compress plan --ranks-per-host {gpus} predicts whether it pays"
+        )
+        yield Finding("note", "Nodes", found)
+
+
+RULES: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    python,
+    horovod,
+    distributed,
+    frameworks,
+    launcher,
+    mpi,
+    nodes,
+)
