@@ -141,6 +141,7 @@ WRONG = {
     f"{PLAN} --ranks -4": "ranks=-4 is not allowed",
     f"{PLAN} --methods topkk": "unknown method 'topkk'",
     f"{PLAN} --rates nothing.json": "rates='nothing.json' cannot be read",
+    f"{PLAN} --framework ddp --backend mpi": "backend=mpi is not allowed with framework=ddp",
     "plan validate --hosts 1": "hosts='1' is not allowed",
     "plan validate --rate fast": "rate='fast' is not allowed",
     "plan validate --measured nothing.json": "measured='nothing.json' cannot be read",

@@ -155,6 +155,16 @@ def test_trees_have_fewer_hops() -> None:
     assert predict("none", job, QUICK, FREE).rounds == 2 * 2, "of the 3 levels of a tree, one is between hosts"
 
 
+def test_ddp_agrees_on_nothing_and_has_buckets_of_its_own() -> None:
+    """No allreduce of bits goes before a collective, and without compression, the last bucket is not hidden either."""
+    job = JOB._replace(merge=1, vectors=0.0, latency=0.0, framework="ddp")
+    for spec, messages in ((TOPK, 7), ("none", 14)):
+        assert predict(spec, job, QUICK, FREE._replace(hop=1.0)).rounds == messages
+    hides = FREE._replace(overlap=1.0)
+    assert predict("none", job, QUICK, hides).hidden == 0 < predict("none", job._replace(merge=2), QUICK, hides).hidden
+    assert made("none", cores_per_rank=0.25, framework="ddp").host == 4 * made("none", framework="ddp").host
+
+
 def test_inside_a_host_the_bus_may_be_slower_than_the_link() -> None:
     """In a ring, each rank sends what its host sends, so that the slower one of both counts."""
     job = JOB._replace(ranks=8, ranks_per_host=4, rate=8e9, latency=0.0)
@@ -166,7 +176,7 @@ def test_inside_a_host_the_bus_may_be_slower_than_the_link() -> None:
     assert predict("none", alone, QUICK, FREE._replace(bus=4e-9)).wire == 0
 
 
-def test_the_baseline_is_the_better_of_horovods_own() -> None:
+def test_the_baseline_is_the_better_of_none_and_fp16() -> None:
     zeros = dict.fromkeys(("encode", "decode", "link", "host", "rounds", "hidden", "wire"), 0.0)
     fast, slow, best = (
         Prediction(spec, compute=0.1, exchange=seconds, **zeros)

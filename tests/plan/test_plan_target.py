@@ -36,6 +36,12 @@ def test_what_is_not_supported_together(device: Device, backend: Backend) -> Non
         read_target(device, backend)
 
 
+def test_ddp_has_no_mpi() -> None:
+    with pytest.raises(SpecError, match=r"backend=mpi is not allowed with framework=ddp: .* take gloo or nccl"):
+        read_target(None, "mpi", "ddp")
+    assert read_target(None, "nccl", "ddp").constants == GPUS.constants
+
+
 def test_a_gpu_takes_as_many_passes_at_the_speed_of_its_memory() -> None:
     here = rates(3e-9, 1e-10, copy=1e-9)
     there = GPUS.rates(here, Constants(memory=1e-12))
@@ -57,9 +63,13 @@ def test_a_gpu_compresses_and_casts_much_faster() -> None:
 
 def test_assumptions_name_the_machines() -> None:
     cpus = CPUS.assumptions(JOB, CPUS.constants)
-    assert cpus.startswith("Assumed: CPUs, one thread for each rank, 1 rank on each host; Gloo, float16 summed in soft")
+    assert cpus.startswith(
+        "Assumed: CPUs, one thread for each rank, 1 rank on each host; Horovod with Gloo, float16 summed at 21 ns"
+    )
+    ddp = Target("cpu", "gloo", "ddp")
+    assert "; DistributedDataParallel with Gloo, float16 summed at 1.3 ns" in ddp.assumptions(JOB, ddp.constants)
     mpi = Target("cpu", "mpi")
-    assert "MPI, NOT MEASURED" in mpi.assumptions(JOB, mpi.constants)
+    assert "Horovod with MPI, NOT MEASURED" in mpi.assumptions(JOB, mpi.constants)
     gpus = GPUS.assumptions(JOB._replace(ranks_per_host=8, rate=25e9), GPUS.constants)
     assert gpus.startswith("Assumed, NOT MEASURED: GPUs with 1,500 GB/s of memory bandwidth")
     assert "8 ranks on each host, 200 GB/s between GPUs of a host and 25 Gbit/s between hosts" in gpus

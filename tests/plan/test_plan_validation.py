@@ -104,6 +104,10 @@ def test_measurements_travel_as_files(tmp_path: Path) -> None:
     campaign = Campaign("a machine", KNOWN, jobs(TRUE, 2))
     write_json(tmp_path / "measured.json", campaign.facts())
     assert Campaign.read(tmp_path / "measured.json") == campaign
+    mixed = [*campaign.jobs, campaign.jobs[0]._replace(framework="ddp")]
+    write_json(tmp_path / "mixed.json", campaign._replace(jobs=mixed).facts())
+    with pytest.raises(SpecError, match=r"mixed.json' cannot be read"):
+        Campaign.read(tmp_path / "mixed.json")
     (tmp_path / "other.json").write_text('{"machine": ""}')
     with pytest.raises(SpecError, match=r"other.json' cannot be read .* plan validate --json"):
         Campaign.read(tmp_path / "other.json")
@@ -132,14 +136,15 @@ def test_there_must_be_something_to_fit_to(tmp_path: Path) -> None:
 
 @pytest.mark.needs("hosts")
 @pytest.mark.long
-def test_a_job_on_hosts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("framework", ["horovod", "ddp"])
+def test_a_job_on_hosts(framework: str, tmp_path: Path) -> None:
     """What is measured is a step: its time is not judged here, but where it comes from."""
     path = tmp_path / "measured.json"
     where = ("--hosts", "2", "--rate", "1gbit", "--steps", "1", "--size", "4096", "--turns", "1")
-    result = RUNNER.invoke(complete().app, ["plan", "validate", *where, "--json", str(path)])
+    result = RUNNER.invoke(complete().app, ["plan", "validate", "--framework", framework, *where, "--json", str(path)])
     assert result.exit_code == 0, result.output
     (job,) = json.loads(path.read_text())["jobs"]
-    assert (job["hosts"], job["link"]) == (2, "1gbit")
+    assert (job["hosts"], job["link"], job["framework"]) == (2, "1gbit", framework)
     assert set(job["steps"]) == set(job["traffic"]) == set(METHODS)
     assert job["traffic"]["none"] == pytest.approx(4 * 8_407_050, rel=0.1)  # of 2 ranks: 2 (2 - 1) / 2 of the gradients
     assert 0 < job["compute"] < min(job["steps"].values()) * 10

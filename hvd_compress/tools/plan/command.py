@@ -17,7 +17,7 @@ from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.plan import curves, plot, rates, tables, words
 from hvd_compress.tools.plan.constants import Constants, read_constants
 from hvd_compress.tools.plan.fitting import FREE, fit
-from hvd_compress.tools.plan.model import HOROVODS, Setup, baseline, matrix_side, predict
+from hvd_compress.tools.plan.model import HOROVODS, Framework, Setup, baseline, matrix_side, predict
 from hvd_compress.tools.plan.rates import Rates
 from hvd_compress.tools.plan.target import Backend, Device, Target, read_target
 from hvd_compress.tools.plan.validation import (
@@ -63,6 +63,7 @@ Constant = Annotated[
         "--constant", metavar="NAME=VALUE", help="In the place of a default, see docs/planning.md; repeatable."
     ),
 ]
+Exchanger = Annotated[Framework, typer.Option(help="What exchanges gradients; ddp is DistributedDataParallel.")]
 
 
 @planning.callback()
@@ -96,8 +97,9 @@ def plan(
         Device | None, typer.Option(help="The device that computes and compresses. [gpu with nccl, else cpu]")
     ] = None,
     backend: Annotated[
-        Backend | None, typer.Option(help="The library that Horovod communicates by. [nccl with gpu, else gloo]")
+        Backend | None, typer.Option(help="The communication backend. [nccl with gpu, else gloo]")
     ] = None,
+    framework: Exchanger = "horovod",
     rates_from: Annotated[
         list[Path] | None,
         typer.Option(
@@ -128,7 +130,7 @@ def plan(
     if context.invoked_subcommand:
         return
     with refusals():
-        target = read_target(device, backend)
+        target = read_target(device, backend, framework)
         setup = Setup(
             read_count("params", _told("params", params, "350M")),
             _told("ranks", ranks, "8"),
@@ -141,6 +143,7 @@ def plan(
             side,
             vectors,
             target.tree,
+            framework,
         )
         setup.check()
         constants = read_constants(constant or (), target.constants)
@@ -159,7 +162,7 @@ def _told(name: str, value: Given | None, example: str) -> Given:
 
 
 def named(methods: str) -> list[str]:
-    """Return Horovod's own methods, and those that the user names, each once.
+    """Return none, fp16, and the methods that the user names, each once.
 
     Raises:
         SpecError: If one of them is none.
@@ -181,7 +184,7 @@ class Job(NamedTuple):
     setup: Setup
     target: Target
     constants: Constants  # The constants of the machines
-    measured: Rates  # If not 0: train so many steps, only to measure the error of the compressed sums
+    measured: Rates  # The speeds of the methods on this machine
 
     @property
     def rates(self) -> Rates:
@@ -242,6 +245,7 @@ def validate(
         str | None, typer.Option(help=f"Emulated hosts, of a rank each. [{','.join(map(str, HOSTS))}]")
     ] = None,
     rate: Annotated[str | None, typer.Option(help=f"Bandwidth of each host. [{','.join(LINKS)}]")] = None,
+    framework: Annotated[Framework | None, typer.Option(help="What exchanges gradients. [horovod]")] = None,
     steps: Annotated[int, typer.Option(min=1, help="Measured steps of each method in each job.")] = 4,
     size: Size = 8_388_608,
     turns: Turns = 7,
@@ -264,17 +268,20 @@ def validate(
     """
     remove_jobs_on_sigterm()
     with refusals():
-        constants = read_constants(constant or ())
         numbers = list(HOSTS) if hosts is None else read_hosts(hosts)
         links = list(LINKS) if rate is None else read_links(rate)
         if measured:
-            for name, given in (("hosts", hosts), ("rate", rate)):
+            for name, given in (("hosts", hosts), ("rate", rate), ("framework", framework)):
                 if given is not None:
                     raise SpecError(f"{name}={given!r} is not allowed with --measured: FILE has its own; leave it out")
             campaign = Campaign.read(measured)
+            constants = read_constants(constant or (), read_target("cpu", "gloo", campaign.framework).constants)
         else:
+            framework = framework or "horovod"
+            constants = read_constants(constant or (), read_target("cpu", "gloo", framework).constants)
             wanted = [(number, link) for number in numbers for link in links]
-            campaign = _measure(wanted, steps, _rates(VALIDATED, size, matrix_side(size, WIDTH), turns), as_json)
+            known = _rates(VALIDATED, size, matrix_side(size, WIDTH), turns)
+            campaign = _measure(wanted, framework, steps, known, as_json)
         write_json(as_json, campaign.facts())
         if fitted:
             constants = _fitted(campaign, constants)
@@ -305,13 +312,15 @@ def read_links(text: str) -> list[str]:
     return list(dict.fromkeys(read_link(word.strip()) for word in text.split(",")))
 
 
-def _measure(wanted: Sequence[tuple[int, str]], steps: int, rates: Rates, path: Path | None) -> Campaign:
+def _measure(
+    wanted: Sequence[tuple[int, str]], framework: Framework, steps: int, rates: Rates, path: Path | None
+) -> Campaign:
     """Measure job by job; results are written at once, as it takes long."""
     campaign = Campaign(str(Machine.here()), rates, [])
     with status("Measuring steps") as begins:
         for number, (hosts, link) in enumerate(wanted):
             begins(f"{hosts} hosts, {link}, job {number + 1} of {len(wanted)}")
-            campaign = campaign._replace(jobs=[*campaign.jobs, measure_job(hosts, link, steps)])
+            campaign = campaign._replace(jobs=[*campaign.jobs, measure_job(hosts, link, steps, framework)])
             if path != STDOUT:
                 write_json(path, campaign.facts())
     return campaign

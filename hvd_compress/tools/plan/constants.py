@@ -1,4 +1,4 @@
-"""The constants of the cost model: speeds and overheads of Horovod, its backends and machines."""
+"""The constants of the cost model: speeds and overheads of Horovod, DistributedDataParallel, and machines."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from hvd_compress.spec import nearest
 
 
 class Constants(NamedTuple):
-    """Constants of Horovod, its backend and the machines, in SI units; the same for all methods.
+    """Constants of a framework, its backend and the machines, in SI units; the same for all methods.
 
-    The defaults, of Gloo, were fitted to whole steps on emulated hosts, see docs/planning.md. None of them belongs to a
-    method.
+    The defaults, of Horovod with Gloo, were fitted to whole steps on emulated hosts, see docs/planning.md. None of them
+    belongs to a method.
 
     Attributes:
-        efficiency: The share of a link's bandwidth that payload gets; headers, acknowledgements and Horovod's own
-            messages take the rest. In (0, 1].
+        efficiency: The share of a link's bandwidth that payload gets; headers, acknowledgements and the
+            framework's own messages take the rest. In (0, 1].
         byte: Seconds of a core for each byte that a rank sends: through the socket, out of it on the other side, and
             adding it up. 0 for networks that do it by themselves.
-        half: Seconds of a core for each float16 that is summed; Gloo does that in software. 0 on GPUs.
+        half: Seconds of a core for each float16 that is summed. 0 on GPUs.
         hop: Seconds of a core for each message of a collective, however small: waking up threads.
-        cycle: Seconds of each round of a method, besides its messages: until Horovod has seen what is ready, and the
-            rank that is last has come.
+        cycle: Seconds of each round of a method, besides its messages: until the framework has seen what is ready, and
+            the rank that is last has come.
         coding: How many times longer compressing and decompressing take in training than alone: caches hold something
             else, and each tensor has calls of its own.
         backward: The share of computing that is the backward pass.
@@ -35,10 +35,10 @@ class Constants(NamedTuple):
 
     efficiency: float = 0.944
     byte: float = 0.55e-9
-    half: float = 27e-9
+    half: float = 21e-9
     hop: float = 100e-6
-    cycle: float = 11e-3
-    coding: float = 2.3
+    cycle: float = 2e-3
+    coding: float = 1.9
     backward: float = 2 / 3
     overlap: float = 0.5
     memory: float = 0.0
@@ -55,7 +55,10 @@ BACKENDS = {
         byte=0.0, half=0.0, hop=10e-6, cycle=2e-3, coding=1.0, overlap=0.9, memory=1 / 1.5e12, bus=1 / 200e9
     ),
 }
-"""The constants of each of Horovod's communication backends."""
+"""The constants of Horovod's communication backends; those of NCCL are taken for DistributedDataParallel, too."""
+
+DDP_GLOO = Constants(byte=0.3e-9, half=1.3e-9, cycle=5e-3)
+"""The constants of DistributedDataParallel with Gloo, which sums float16 by vector instructions."""
 
 GPU_ONLY = ("memory", "bus")
 """Constants that only machines with GPUs have."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hvd_compress.errors import SpecError
 from hvd_compress.spec import parse
@@ -13,10 +13,13 @@ from hvd_compress.tools.plan.constants import Constants
 from hvd_compress.tools.plan.rates import Rates
 
 HOROVODS = ("none", "fp16")
-"""Horovod's own methods; the better of them is the baseline."""
+"""The methods that Horovod and DistributedDataParallel have themselves; the better of them is the baseline."""
 
 _FLOAT = 4
 """Bytes."""
+
+Framework = Literal["horovod", "ddp"]
+"""What exchanges gradients; ``ddp`` is PyTorch's DistributedDataParallel."""
 
 
 class Setup(NamedTuple):
@@ -34,6 +37,7 @@ class Setup(NamedTuple):
         side: Rows and columns of the model's matrices, which matter to low-rank methods.
         vectors: The share of the parameters in vectors, as biases, which are not compressed.
         tree: Whether small messages go along trees, as with NCCL, and not round a ring, as with Gloo.
+        framework: What exchanges gradients.
     """
 
     params: int
@@ -47,6 +51,7 @@ class Setup(NamedTuple):
     side: int = 1024
     vectors: float = 0.001
     tree: bool = False
+    framework: Framework = "horovod"
 
     def check(self) -> None:
         """Refuse numbers that cannot be.
@@ -113,7 +118,7 @@ class Prediction(NamedTuple):
 
 
 def baseline(found: Sequence[Prediction]) -> Prediction:
-    """Return the better of Horovod's own methods."""
+    """Return the better of none and fp16."""
     return min((one for one in found if one.spec in HOROVODS), key=lambda one: one.step)
 
 
@@ -129,11 +134,12 @@ def predict(spec: str, setup: Setup, rates: Rates, constants: Constants) -> Pred
     encode, decode = _coding(spec, sending[0], setup, rates)
     wire = sum(one.parameters * one.message.wire(setup.ranks, setup.ranks_per_host) for one in sending)
     link = sum(_link(one, setup, constants) for one in sending)
-    host = sum(_work(one, setup, constants) for one in sending) * (_slow_if_it_spins(slow) if linear else slow)
+    own = linear and setup.framework == "horovod"
+    host = sum(_work(one, setup, constants) for one in sending) * (_slow_if_it_spins(slow) if own else slow)
     rounds = sum(_round(one.message, setup, constants, slow) for one in sending if one.waits)
     exchange = link + host + rounds
     window = constants.overlap * constants.backward * setup.compute / slow
-    hidden = min(exchange, window) * (1 if linear else 1 - 1 / setup.merge)
+    hidden = min(exchange, window) * (1 if own else 1 - 1 / setup.merge)
     coding = slow * (1.0 if linear else constants.coding)
     return Prediction(spec, setup.compute, coding * encode, coding * decode, link, host, rounds, exchange, hidden, wire)
 
@@ -160,7 +166,7 @@ def _sending(spec: str, setup: Setup) -> list[_Sent]:
 def _coding(spec: str, first: _Sent, setup: Setup, rates: Rates) -> tuple[float, float]:
     """Return the seconds of compressing and decompressing, for a rank with a core of its own.
 
-    What travels as Horovod's own allreduce is only cast, at the speed of memory: 4 bytes are read and fewer written.
+    An allreduce of the framework only casts, at the speed of memory: 4 bytes are read and fewer written.
     """
     if parse(spec).linear:
         cast = rates.copy * (_FLOAT + first.message.bytes) / (2 * _FLOAT) if first.message.bytes < _FLOAT else 0.0
@@ -196,11 +202,10 @@ def _round(message: Message, setup: Setup, constants: Constants, slow: float) ->
     """Return the seconds of a collective without any bytes."""
     if setup.ranks == 1:
         return 0.0
-    agreeing, own = (
-        _hops(message._replace(kind="AllReduce"), setup),
-        _hops(message, setup),
-    )  # what is ready is agreed on by an allreduce of bits
-    messages, apart = (one + other for one, other in zip(agreeing, own, strict=True))
+    messages, apart = _hops(message, setup)
+    if setup.framework == "horovod":  # It agrees on what is ready by an allreduce of bits
+        agreeing = _hops(message._replace(kind="AllReduce"), setup)
+        messages, apart = messages + agreeing[0], apart + agreeing[1]
     return slow * (constants.cycle + messages * constants.hop) + apart * setup.latency
 
 

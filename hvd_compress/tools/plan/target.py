@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from hvd_compress.errors import SpecError
-from hvd_compress.tools.plan.constants import BACKENDS, GPU_ONLY, Constants
-from hvd_compress.tools.plan.model import Setup
+from hvd_compress.tools.plan.constants import BACKENDS, DDP_GLOO, GPU_ONLY, Constants
+from hvd_compress.tools.plan.model import Framework, Setup
 from hvd_compress.tools.plan.rates import Rates
 from hvd_compress.tools.units import counted, write_rate
 
@@ -18,7 +18,11 @@ Device = Literal["cpu", "gpu"]
 """The device that trains and compresses."""
 
 Backend = Literal["gloo", "mpi", "nccl"]
-"""Horovod's communication backend."""
+"""The communication backend."""
+
+FRAMEWORKS: dict[Framework, str] = {"horovod": "Horovod", "ddp": "DistributedDataParallel"}
+BACKEND_NAMES: dict[Backend, str] = {"gloo": "Gloo", "mpi": "MPI", "nccl": "NCCL"}
+"""Names in sentences."""
 
 
 class Target(NamedTuple):
@@ -26,15 +30,17 @@ class Target(NamedTuple):
 
     Attributes:
         device: The device that trains and compresses.
-        backend: Horovod's communication backend.
+        backend: The communication backend.
+        framework: What exchanges gradients.
     """
 
     device: Device
     backend: Backend
+    framework: Framework = "horovod"
 
     @property
     def constants(self) -> Constants:
-        return BACKENDS[self.backend]
+        return DDP_GLOO if (self.framework, self.backend) == ("ddp", "gloo") else BACKENDS[self.backend]
 
     @property
     def tree(self) -> bool:
@@ -69,19 +75,20 @@ class Target(NamedTuple):
     def assumptions(self, setup: Setup, constants: Constants) -> str:
         """Return one line with what a reader must know before the figures."""
         hosts = f"{counted(setup.ranks_per_host, 'rank')} on each host"
+        by = f"{FRAMEWORKS[self.framework]} with {BACKEND_NAMES[self.backend]}"
         if self.device == "gpu":
             return (
                 f"Assumed, NOT MEASURED: GPUs with {_bytes(constants.memory)} of memory bandwidth, which compress in as"
-                f" many passes over memory as this processor; NCCL, {hosts}, {_bytes(constants.bus)} between GPUs of a"
-                f" host and {write_rate(setup.rate)} between hosts."
+                f" many passes over memory as this processor; {by}, {hosts}, {_bytes(constants.bus)} between GPUs"
+                f" of a host and {write_rate(setup.rate)} between hosts."
             )
-        sums = f"float16 summed in software ({1e9 * constants.half:.3g} ns a number)"
+        sums = f"float16 summed at {1e9 * constants.half:.3g} ns a number"
         if self.backend == "mpi":
             return (
-                f"Assumed: CPUs, one thread for each rank, {hosts}; MPI, NOT MEASURED, with the constants of Gloo but"
+                f"Assumed: CPUs, one thread for each rank, {hosts}; {by}, NOT MEASURED, with the constants of Gloo but"
                 f" {sums}."
             )
-        return f"Assumed: CPUs, one thread for each rank, {hosts}; Gloo, {sums}; not for GPUs (--backend nccl)."
+        return f"Assumed: CPUs, one thread for each rank, {hosts}; {by}, {sums}; not for GPUs (--backend nccl)."
 
 
 def _bytes(seconds: float) -> str:
@@ -89,14 +96,18 @@ def _bytes(seconds: float) -> str:
     return f"{1e-9 / seconds:,.0f} GB/s" if seconds else "unlimited"
 
 
-def read_target(device: Device | None, backend: Backend | None) -> Target:
+def read_target(device: Device | None, backend: Backend | None, framework: Framework = "horovod") -> Target:
     """Complete what was asked for: NCCL implies GPUs, GPUs imply NCCL, and without both it is CPUs with Gloo.
 
     Raises:
         SpecError: If they are not supported together.
     """
     implied: Device = "gpu" if backend == "nccl" else "cpu" if backend else device or "cpu"
-    target = Target(device or implied, backend or ("nccl" if implied == "gpu" else "gloo"))
+    target = Target(device or implied, backend or ("nccl" if implied == "gpu" else "gloo"), framework)
+    if (framework, target.backend) == ("ddp", "mpi"):
+        raise SpecError(
+            "backend=mpi is not allowed with framework=ddp: the usual builds of PyTorch have no MPI; take gloo or nccl"
+        )
     if (target.device == "gpu") != (target.backend == "nccl"):
         why = {
             "cpu": "NCCL exchanges what is on GPUs; take gloo or mpi, or --device gpu",

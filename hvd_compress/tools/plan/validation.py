@@ -13,13 +13,14 @@ from hvd_compress.errors import SpecError
 from hvd_compress.spec import parse
 from hvd_compress.tools.bench.distributed.results import results
 from hvd_compress.tools.bench.distributed.shapes import SHAPES, WIDTH, count
+from hvd_compress.tools.bench.distributed.task import Measured as Worker
 from hvd_compress.tools.bench.distributed.task import Task, entries, run
 from hvd_compress.tools.bench.jobs import Where
 from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.plan.constants import Constants
-from hvd_compress.tools.plan.model import Setup, predict
+from hvd_compress.tools.plan.model import Framework, Setup, predict
 from hvd_compress.tools.plan.rates import Rates
-from hvd_compress.tools.plan.target import Target
+from hvd_compress.tools.plan.target import BACKEND_NAMES, Target
 from hvd_compress.tools.units import counted, read_rate, write_rate
 
 METHODS = ("none", "fp16", "topk:ratio=0.01", "topkc:ratio=0.01", "powersgd:rank=4", "efsignsgd", "qsgd")
@@ -49,7 +50,7 @@ def beyond(setup: Setup, target: Target) -> list[str]:
     """Return in what a job lies outside the validated range; empty if it does not."""
     outside = {
         "GPUs": target.device == "gpu",
-        {"nccl": "NCCL"}.get(target.backend, "MPI"): target.backend != "gloo",
+        BACKEND_NAMES[target.backend]: target.backend != "gloo",
         counted(setup.ranks, "rank"): not RANKS[0] <= setup.ranks <= RANKS[1],
         f"{setup.ranks_per_host} ranks on each host": setup.ranks_per_host > 1,
         f"a rate of {write_rate(setup.rate)}": not min(RATES) <= setup.rate <= max(RATES),
@@ -67,6 +68,7 @@ class Measured(NamedTuple):
     compute: float  # Seconds of a step alone, measured in the same job
     steps: Mapping[str, float]  # Seconds of a step, by spec
     traffic: Mapping[str, float]  # Bytes at the network device of the busiest host in each step, by spec
+    framework: Framework = "horovod"  # What exchanged gradients
 
 
 class Campaign(NamedTuple):
@@ -75,6 +77,11 @@ class Campaign(NamedTuple):
     machine: str
     rates: Rates
     jobs: Sequence[Measured]
+
+    @property
+    def framework(self) -> Framework:
+        """What exchanged gradients, the same in all jobs."""
+        return self.jobs[0].framework
 
     def facts(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
@@ -91,6 +98,7 @@ class Campaign(NamedTuple):
         try:
             facts = json.loads(path.read_text())
             jobs = [Measured(**job) for job in facts["jobs"]]
+            (_,) = {job.framework for job in jobs}
             return cls(facts["machine"], Rates.from_json(facts["rates"]), jobs)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SpecError(
@@ -116,20 +124,23 @@ class Cell(NamedTuple):
         return self.predicted / self.measured - 1
 
 
-def measure_job(hosts: int, link: str, steps: int) -> Measured:
+def measure_job(hosts: int, link: str, steps: int, framework: Framework = "horovod") -> Measured:
     """Measure whole steps of all methods, which take turns.
 
     Raises:
         ClusterError: If there can be no emulated hosts, or the job fails.
     """
-    compared = entries([spec for spec in METHODS if not parse(spec).linear], [MERGE], ["horovod"])
+    worker: Worker = "torch" if framework == "horovod" else framework
+    ours = [spec for spec in METHODS if not parse(spec).linear]
+    rows = entries(ours, [MERGE], [framework], worker)
+    compared = [row for row in rows if not row.spec or (row.driver == framework and row.spec in METHODS)]
     task = Task("steps", MODEL, compared, steps, 1, 0, "")
-    found = results(task, run(task, "torch", Where(hosts, link, 0, "gloo"), lambda done: None), None)
+    found = results(task, run(task, worker, Where(hosts, link, 0, "gloo"), lambda done: None), None)
     by_spec = {entry.spec: result for entry, result in zip(compared, found, strict=True)}
     alone = by_spec.pop("")
     seconds = {spec: result.ms / 1000 for spec, result in by_spec.items()}
     traffic = {spec: result.device or 0.0 for spec, result in by_spec.items()}
-    return Measured(hosts, link, Machine.here().cores, alone.ms / 1000, seconds, traffic)
+    return Measured(hosts, link, Machine.here().cores, alone.ms / 1000, seconds, traffic, framework)
 
 
 def setup_of(job: Measured) -> Setup:
@@ -146,6 +157,7 @@ def setup_of(job: Measured) -> Setup:
         cores_per_rank=job.cores / job.hosts,
         side=WIDTH,
         vectors=vectors,
+        framework=job.framework,
     )
 
 
