@@ -13,6 +13,7 @@ from rich.markup import escape
 from hvd_compress.errors import SpecError
 from hvd_compress.spec import parse
 from hvd_compress.tools.bench.distributed.command import By, Hosts, On, Ranks, RanksPerHost, Rate, read_merges
+from hvd_compress.tools.bench.distributed.results import BASELINES
 from hvd_compress.tools.bench.jobs import read_where
 from hvd_compress.tools.cluster import Cluster
 from hvd_compress.tools.compare.comparison import Course
@@ -20,7 +21,7 @@ from hvd_compress.tools.compare.progress import Bars
 from hvd_compress.tools.compare.report import page, tables
 from hvd_compress.tools.compare.report.wording import words
 from hvd_compress.tools.compare.request import Framework, Request
-from hvd_compress.tools.compare.results import HOROVODS, Comparison
+from hvd_compress.tools.compare.results import Comparison
 from hvd_compress.tools.compare.store import Store
 from hvd_compress.tools.compare.tasks import TASKS, find
 from hvd_compress.tools.compare.training import Setting
@@ -46,7 +47,7 @@ _TASKS = "; ".join(f"{name}: {what}" for name, what in TASKS.items())
 def compare(
     task: Annotated[str, typer.Option(help=f"The task. {_TASKS}; or module:function of your own.")] = "digits",
     methods: Annotated[
-        str, typer.Option(help=f"Specs, separated by commas. {' and '.join(HOROVODS)} are always among them.")
+        str, typer.Option(help=f"Specs, separated by commas. {' and '.join(BASELINES)} are always among them.")
     ] = _METHODS,
     hosts: Hosts = 0,
     rate: Rate = None,
@@ -161,7 +162,7 @@ def read_methods(text: str) -> list[str]:
         parse(spec)
     if twice := {spec for spec in specs if specs.count(spec) > 1}:
         raise SpecError(f"--methods has {', '.join(sorted(twice))} twice: name each once")
-    return [*(spec for spec in HOROVODS if spec not in specs), *specs]
+    return [*(spec for spec in BASELINES if spec not in specs), *specs]
 
 
 def read_rates(text: str) -> list[float | None]:

@@ -10,13 +10,14 @@ from typing import Any
 
 from hvd_compress.errors import ClusterError
 from hvd_compress.spec import parse
+from hvd_compress.tools.bench.distributed.results import BASELINES
 from hvd_compress.tools.bench.jobs import Where, execute
 from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.compare.job import Goal, Job, Outcome, Point
 from hvd_compress.tools.compare.measures import final, reach
 from hvd_compress.tools.compare.progress import Bars
 from hvd_compress.tools.compare.request import Request
-from hvd_compress.tools.compare.results import HOROVODS, Comparison, Failure, outcome_of
+from hvd_compress.tools.compare.results import Comparison, Failure, outcome_of
 from hvd_compress.tools.compare.store import Store
 
 WORKERS = {name: f"hvd_compress.tools.compare.{name}_worker" for name in ("torch", "keras", "ddp")}
@@ -195,7 +196,7 @@ def _target(asked: float | None, outcomes: list[Outcome]) -> float:
     if goal.target is not None:
         return goal.target
     better, worse = (max, min) if goal.higher_is_better else (min, max)
-    own = [[one.curve[-1].metric for one in outcomes if one.spec == spec] for spec in HOROVODS]
+    own = [[one.curve[-1].metric for one in outcomes if one.spec == spec] for spec in BASELINES]
     return better([worse(ends) for ends in own if ends] or [outcomes[0].curve[-1].metric])
 
 

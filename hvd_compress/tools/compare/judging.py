@@ -8,9 +8,10 @@ from enum import Enum
 from statistics import median
 from typing import NamedTuple
 
+from hvd_compress.tools.bench.distributed.results import BASELINES
 from hvd_compress.tools.compare.job import Outcome
 from hvd_compress.tools.compare.measures import Reach, Split, Spread, cut, final, median_split, reach, spread, with_span
-from hvd_compress.tools.compare.results import HOROVODS, Comparison, named
+from hvd_compress.tools.compare.results import Comparison, named
 from hvd_compress.tools.units import counted, metric
 
 
@@ -69,7 +70,7 @@ def baseline(comparison: Comparison) -> str:
         ends = spread(map(final, comparison.of(spec)))
         return len(there), -median(there) if there else 0.0, sign * ends.median if ends else -math.inf
 
-    return max((spec for spec in reversed(HOROVODS) if spec in comparison.methods), key=place)
+    return max((spec for spec in reversed(BASELINES) if spec in comparison.methods), key=place)
 
 
 def judge(comparison: Comparison) -> list[Judgement]:

@@ -18,7 +18,7 @@ class Request(NamedTuple):
 
     task: str  # A name, or ``module:function``
     framework: Framework
-    methods: list[str]  # Specs; `HOROVODS` are among them
+    methods: list[str]  # Specs; `BASELINES` are among them
     where: Where  # The hosts and ranks
     seeds: int  # Trainings of each method
     target: float | None  # None for the task's own

@@ -11,9 +11,6 @@ from typing import Any, NamedTuple
 from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.compare.job import Goal, Outcome, Point
 
-HOROVODS = ("none", "fp16")
-"""Horovod's own methods; the better of them is the baseline."""
-
 
 def named(spec: str) -> str:
     """Name a method in a sentence, where ``none`` could be read as the word."""
@@ -40,7 +37,7 @@ class Comparison(NamedTuple):
     machine: Machine
     begun: str  # The time, as ISO 8601
     conditions: dict[str, Any]  # All other settings by name, as budget, epochs, merge
-    methods: list[str]  # The specs, in the order in which they were named; `HOROVODS` are among them
+    methods: list[str]  # The specs, in the order in which they were named; `BASELINES` are among them
     seeds: int
     target: float  # The metric that is good enough
     outcomes: list[Outcome]  # With the best learning rate of each method, for each seed; those that failed are missing

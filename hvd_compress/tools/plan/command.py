@@ -11,13 +11,14 @@ from rich.markup import escape
 
 from hvd_compress.errors import SpecError, UnsupportedError
 from hvd_compress.spec import parse
+from hvd_compress.tools.bench.distributed.results import BASELINES
 from hvd_compress.tools.bench.distributed.shapes import WIDTH
 from hvd_compress.tools.bench.jobs import read_link
 from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.plan import curves, plot, rates, tables, words
 from hvd_compress.tools.plan.constants import Constants, read_constants
 from hvd_compress.tools.plan.fitting import FREE, fit
-from hvd_compress.tools.plan.model import HOROVODS, Framework, Setup, baseline, matrix_side, predict
+from hvd_compress.tools.plan.model import Framework, Setup, baseline, matrix_side, predict
 from hvd_compress.tools.plan.rates import Rates
 from hvd_compress.tools.plan.target import Backend, Device, Target, read_target
 from hvd_compress.tools.plan.validation import (
@@ -167,7 +168,7 @@ def named(methods: str) -> list[str]:
     Raises:
         SpecError: If one of them is none.
     """
-    specs = list(dict.fromkeys([*HOROVODS, *split_specs(methods)]))
+    specs = list(dict.fromkeys([*BASELINES, *split_specs(methods)]))
     for spec in specs:
         parse(spec)
     return specs

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from hvd_compress.errors import UnsupportedError
+from hvd_compress.tools.bench.distributed.results import BASELINES
 from hvd_compress.tools.bench.traffic import grows, sent
 from hvd_compress.tools.plan.constants import Constants
-from hvd_compress.tools.plan.model import HOROVODS, Setup, matrix_side, predict
+from hvd_compress.tools.plan.model import Setup, matrix_side, predict
 from hvd_compress.tools.plan.rates import Rates
 
 RANKS = tuple(2**power for power in range(1, 11))
@@ -64,7 +65,7 @@ def _curve(spec: str, xs: Sequence[float], setups: Sequence[Setup], rates: Rates
 
 def gain(spec: str, setup: Setup, rates: Rates, constants: Constants) -> float:
     """Return how many times faster than the baseline a step is there; nan where the method cannot be used."""
-    base = min(predict(own, setup, rates, constants).step for own in HOROVODS)
+    base = min(predict(own, setup, rates, constants).step for own in BASELINES)
     try:
         return base / predict(spec, setup, rates, constants).step
     except UnsupportedError:
@@ -81,7 +82,7 @@ class Crossing(NamedTuple):
 
 def crossing(curves: Sequence[Curve]) -> Crossing | None:
     """Find where the best allreduce-compatible method overtakes, for good, the best that goes by allgather."""
-    growing, bounded = ([c for c in curves if c.grows == grows and c.spec not in HOROVODS] for grows in (True, False))
+    growing, bounded = ([c for c in curves if c.grows == grows and c.spec not in BASELINES] for grows in (True, False))
     if not growing or not bounded:
         return None
     found = None

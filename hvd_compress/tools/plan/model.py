@@ -8,12 +8,10 @@ from typing import Literal, NamedTuple
 
 from hvd_compress.errors import SpecError
 from hvd_compress.spec import parse
+from hvd_compress.tools.bench.distributed.results import BASELINES
 from hvd_compress.tools.bench.traffic import Message, sent
 from hvd_compress.tools.plan.constants import Constants
 from hvd_compress.tools.plan.rates import Rates
-
-HOROVODS = ("none", "fp16")
-"""The methods that Horovod and DistributedDataParallel have themselves; the better of them is the baseline."""
 
 _FLOAT = 4
 """Bytes."""
@@ -119,7 +117,7 @@ class Prediction(NamedTuple):
 
 def baseline(found: Sequence[Prediction]) -> Prediction:
     """Return the better of none and fp16."""
-    return min((one for one in found if one.spec in HOROVODS), key=lambda one: one.step)
+    return min((one for one in found if one.spec in BASELINES), key=lambda one: one.step)
 
 
 def predict(spec: str, setup: Setup, rates: Rates, constants: Constants) -> Prediction:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hvd_compress.tools.bench.distributed.results import BASELINES
 from hvd_compress.tools.plan.constants import Constants
 from hvd_compress.tools.plan.curves import Curve, crossing, gain
-from hvd_compress.tools.plan.model import HOROVODS, Prediction, Setup, baseline
+from hvd_compress.tools.plan.model import Prediction, Setup, baseline
 from hvd_compress.tools.plan.rates import Rates
 from hvd_compress.tools.plan.validation import RANGE, RANKS, RATES
 from hvd_compress.tools.units import write_rate, write_time
@@ -50,7 +51,7 @@ def verdict(found: Sequence[Prediction]) -> str:
 
 
 def _rivals(found: Sequence[Prediction]) -> list[Prediction]:
-    return [one for one in found if one.spec not in HOROVODS]
+    return [one for one in found if one.spec not in BASELINES]
 
 
 def outlook(

@@ -109,6 +109,9 @@ def named(found: Sequence[Result], *labels: str) -> Result | None:
     return next((by_label[label] for label in labels if label in by_label), None)
 
 
+BASELINES = ("none", "fp16")
+"""The methods that Horovod and DistributedDataParallel have themselves; gains are relative to the better one."""
+
 DENSE = ["Horovod's none", "DDP's none", "FSDP's none", "none"]
 HALF = ["Horovod's fp16", "DDP's fp16", "FSDP's bf16", "fp16"]
 """The labels of steps without compression, and with 16 bits."""

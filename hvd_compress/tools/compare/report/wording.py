@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from hvd_compress.tools.bench.distributed.results import BASELINES
 from hvd_compress.tools.compare.judging import Judgement, Verdict, baseline, judge
 from hvd_compress.tools.compare.measures import span
-from hvd_compress.tools.compare.results import HOROVODS, Comparison, named
+from hvd_compress.tools.compare.results import Comparison, named
 from hvd_compress.tools.units import counted, listed, seconds, setting, times
 
 
@@ -18,7 +19,7 @@ def words(comparison: Comparison) -> list[str]:
     goal = f"{comparison.goal.metric} {setting(comparison.target)}"
     better = baseline(comparison)
     base = next(one for one in found if one.spec == better)
-    rest = [one for one in found if one.spec not in (HOROVODS if not base.reached else (better,))]
+    rest = [one for one in found if one.spec not in (BASELINES if not base.reached else (better,))]
     told = _against(base, rest, goal) if base.reached else _without(comparison, found, rest, goal)
     late = _with(rest, Verdict.NOT_REACHED)
     if late and len(told) > 1:
@@ -65,7 +66,7 @@ def _without(comparison: Comparison, found: Sequence[Judgement], rest: Sequence[
     there = _with(rest, Verdict.REACHED)
     if not there:
         return [f"No method reached {goal}, so there is no verdict."]
-    how = listed([_missed(comparison, one, goal) for one in found if one.spec in HOROVODS])
+    how = listed([_missed(comparison, one, goal) for one in found if one.spec in BASELINES])
     return [f"{how}, so there is no baseline.", *(f"{one.spec} did, in {_time(one)}." for one in there)]
 
 
