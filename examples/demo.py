@@ -22,15 +22,15 @@ from rich.table import Table
 
 from hvd_compress.errors import ClusterError
 from hvd_compress.tools import tables
+from hvd_compress.tools.bench.distributed.results import BASELINES
 from hvd_compress.tools.bench.jobs import Where, execute
 from hvd_compress.tools.cluster import Cluster, become_root
-from hvd_compress.tools.compare.results import HOROVODS
 from hvd_compress.tools.terminal import remove_jobs_on_sigterm
 from hvd_compress.tools.units import UNLIMITED, number, times
 
 EXAMPLES = Path(__file__).parent
 FRAMEWORKS = {"PyTorch": "pytorch", "Keras": "keras"}
-METHODS = (*HOROVODS, "topk:ratio=0.01", "powersgd:rank=4")
+METHODS = (*BASELINES, "topk:ratio=0.01", "powersgd:rank=4")
 
 RANKS = 2
 HERE = Where(0, UNLIMITED, RANKS, "gloo")
@@ -168,7 +168,7 @@ def rows(results: Results) -> Iterator[tuple[str, ...]]:
     """The table as text, row by row."""
     seconds = {(run.framework, run.method): result.step_seconds for run, result in results.items()}
     for run, result in results.items():
-        baseline = min(seconds[run.framework, spec] for spec in HOROVODS)
+        baseline = min(seconds[run.framework, spec] for spec in BASELINES)
         yield (
             run.framework,
             run.method,
@@ -202,7 +202,7 @@ def chart(results: Results) -> Table:
     drawn = Table.grid(padding=(0, 1, 0, 0))
     longest = max(result.step_seconds for result in results.values())
     for run, result in results.items():
-        colour = "bright_black" if run.method in HOROVODS else "green"
+        colour = "bright_black" if run.method in BASELINES else "green"
         bar = Bar(longest, 0, result.step_seconds, width=BAR, color=colour)
         drawn.add_row(run.framework, run.method, bar, f"{number(result.step_seconds * 1000)} ms")
     return drawn
