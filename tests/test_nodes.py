@@ -39,6 +39,12 @@ def test_a_rank_that_is_killed_ends_the_job() -> None:
     assert job.returncode and "Killed" in job.stdout and "went on" not in job.stdout
 
 
+@pytest.mark.parametrize("framework", ["torch", "keras"])
+def test_no_node_ends_the_job_while_another_is_in_its_last_step(framework: str) -> None:
+    job = horovodrun(4, "gloo", JOB, framework, "late", "", nodes=[2, 2])
+    assert job.stdout.count("went on") == 4
+
+
 @pytest.mark.parametrize(
     "nodes", [[2, 2, 2], pytest.param([2, 1], marks=pytest.mark.long), pytest.param([1, 1], marks=pytest.mark.long)]
 )

@@ -297,7 +297,7 @@ def test_hosts_with_two_ranks_sum_exactly_and_send_half_of_what_they_gathered(ho
         def run(spec: str, steps: int) -> tuple[list[str], int]:
             before = [one.sent for one in cluster.traffic()]
             ended = cluster.launch([sys.executable, str(tmp_path / "job.py"), spec, str(steps)], environment)
-            assert [one.code for one in ended] == [0] * 2 * hosts, ended[0].output
+            assert [one.code for one in ended] == [0] * 2 * hosts, "\n".join(one.output for one in ended)
             sent = max(after.sent - first for after, first in zip(cluster.traffic(), before, strict=True))
             return [one.output.splitlines()[-1] for one in ended], sent
 

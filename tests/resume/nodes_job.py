@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,34 @@ def load(hvd: Any, spec: str, place: Path) -> None:
     assert_ranks_equal(job.run(range(5, 8)).weights)
 
 
+def delay_gathers() -> None:
+    """Start allgathers within the node late."""
+    if framework == "keras":
+        import horovod.tensorflow as library
+        import tensorflow as tf
+
+        def late(array: Any) -> Any:
+            return tf.ensure_shape(tf.numpy_function(pause, [array], array.dtype), array.shape)
+    else:
+        import horovod.torch as library
+
+        late = pause
+    name = "allgather" if framework == "keras" else "allgather_async"
+    gather = getattr(library, name)
+
+    def delayed(array: Any, *, process_set: Any = library.global_process_set, **options: Any) -> Any:
+        ranks = process_set.ranks or []
+        return gather(late(array) if 0 < len(ranks) < library.size() else array, process_set=process_set, **options)
+
+    setattr(library, name, delayed)
+
+
+def pause(array: Any) -> Any:
+    """Return an array after half a second."""
+    time.sleep(0.5)
+    return array
+
+
 def main() -> None:
     """Run the part, and print how it ends."""
     if framework == "keras":
@@ -73,10 +102,13 @@ def main() -> None:
                 {"save": save, "load": load}[part](hvd, spec, place)
             print(f"{part} done on rank {hvd.rank()}", flush=True)
             return
+        if part == "late" and hvd.rank() == hvd.size() - 1:
+            delay_gathers()
         job = train(hvd, SPEC).run(2)
         if part == "killed" and hvd.rank() == hvd.size() - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         job.run(2)
+        hvd.shutdown()
         print("went on", flush=True)
     except CompressionError as error:
         print(f"error: {error}".replace("\n", " "), flush=True)

@@ -50,6 +50,31 @@ class Pending(NamedTuple):
         return self.read(hvd.synchronize(self.handle))
 
 
+class Together(NamedTuple):
+    """Collective of a node in flight, whose result no rank gets before all ranks of the world have started theirs.
+
+    Without that, the first node to finish could end the program, and Horovod shuts down everywhere once a rank leaves.
+    In a cycle, Horovod handles the collectives of all ranks before those of process sets: at the latest in the cycle
+    in which ``others`` completes, ``inner`` does so on all nodes.
+
+    Attributes:
+        inner: The collective.
+        others: Allreduce of all ranks, started after it.
+    """
+
+    inner: Pending
+    others: Pending
+
+    def done(self) -> bool:
+        """Return whether the result has arrived, and all ranks have started."""
+        return self.inner.done() and self.others.done()
+
+    def result(self) -> Tensor:
+        """Wait for all ranks to start, and for the result; return it."""
+        self.others.result()
+        return self.inner.result()
+
+
 @dataclass(frozen=True)
 class HorovodTransport(Group):
     """Transport over the ranks of a Horovod process set."""
@@ -61,7 +86,7 @@ class HorovodTransport(Group):
         """Identifier of the process set and of the start of Horovod."""
         return self.process_set.process_set_id, caller.incarnation()
 
-    def start(self, message: Collective, name: str) -> Pending:
+    def start(self, message: Collective, name: str) -> Pending | Together:
         """Start a collective."""
         group = self.within(message.scope)
         array, where = message.array.contiguous(), {"name": name, "process_set": group.process_set}
@@ -76,7 +101,8 @@ class HorovodTransport(Group):
             return _reduce_scatter(array, group.world.rank, where)
         if isinstance(message, AllGather):
             read = torch.flatten if message.ragged else partial(_rows, size, array.numel())
-            return Pending(hvd.allgather_async(array, **where), read)
+            gather = Pending(hvd.allgather_async(array, **where), read)
+            return gather if message.scope != "node" else Together(gather, self._everyone(f"{name}.everyone"))
         if isinstance(message, AllToAll):
             row = array[0].numel()
             splits = torch.full((size,), row, dtype=torch.int32, device="cpu")
@@ -84,6 +110,11 @@ class HorovodTransport(Group):
             return Pending(handle, lambda reply: _rows(size, row, reply[0]))
         assert isinstance(message, Broadcast)
         return Pending(hvd.broadcast_async(array, group.global_rank(message.root), **where), _whole)
+
+    def _everyone(self, name: str) -> Pending:
+        """Start an allreduce that completes once all ranks have started it."""
+        nothing = torch.zeros(1, dtype=torch.float32, device="cpu")
+        return Pending(hvd.allreduce_async_(nothing, op=hvd.Sum, name=name, process_set=self.process_set), _whole)
 
 
 def _reduce_scatter(rows: Tensor, rank: int, where: dict[str, Any]) -> Pending:
