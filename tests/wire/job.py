@@ -18,8 +18,9 @@ from torch import nn
 from wire.gradients import LARGE, SMALL, STEPS, gradient
 
 from hvd_compress.core.collectives import Collective
+from hvd_compress.core.transport import Handle
 from hvd_compress.torch import Compression
-from hvd_compress.torch.horovod.transport import HorovodTransport, Pending
+from hvd_compress.torch.horovod.transport import HorovodTransport
 
 
 def counter() -> int:
@@ -55,7 +56,7 @@ class Job:
             self.optimizer.step()
             self.optimizer.zero_grad()
 
-    def start(self, transport: HorovodTransport, message: Collective, name: str) -> Pending:
+    def start(self, transport: HorovodTransport, message: Collective, name: str) -> Handle:
         """Stand in for the transport's function of this name, and write down what buckets send."""
         if re.search(r"\.b\d+\.\d+$", name):
             self.messages.append((type(message).__name__, message.array.nbytes))

@@ -20,6 +20,7 @@ from hvd_compress.core.collectives import (
     Collective,
     ReduceScatter,
 )
+from hvd_compress.core.transport import Handle
 from hvd_compress.errors import ExchangeError
 from hvd_compress.group import Group
 from hvd_compress.ops import wrong_length
@@ -86,7 +87,7 @@ class HorovodTransport(Group):
         """Identifier of the process set and of the start of Horovod."""
         return self.process_set.process_set_id, caller.incarnation()
 
-    def start(self, message: Collective, name: str) -> Pending | Together:
+    def start(self, message: Collective, name: str) -> Handle:
         """Start a collective."""
         group = self.within(message.scope)
         array, where = message.array.contiguous(), {"name": name, "process_set": group.process_set}
