@@ -24,8 +24,14 @@ COMMANDS = sorted({command for command, _ in commands()})
 OURS = re.compile(r"^(?:sudo )?(?:\.venv/bin/)?hvd-compress ")
 MINE = [shlex.split(command) for command in sorted({OURS.sub("", one) for one in COMMANDS if OURS.match(one)})]
 
-STAND_INS = {"SPEC...": "topk:ratio=0.01", "FILE": "out.json", "module:function": "mine:build"}
-"""Replacements for placeholders in commands."""
+STAND_INS = {
+    "SPEC...": "topk:ratio=0.01",
+    "FILE": "out.json",
+    "module:function": "mine:build",
+    "server1:4,server2:4": "localhost:4,127.0.0.1:4",
+    "server1:8,server2:8": "localhost:2,127.0.0.1:2",
+}
+"""Replacements for placeholders in commands; horovodrun takes two names of this machine for two nodes."""
 
 
 def name_of(words: list[str]) -> tuple[str, ...]:
