@@ -285,7 +285,8 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         # What is refused in one bucket must not leave the others half-way: nothing counts before all totals are there.
         with tf.control_dependencies([total for total in totals if total is not None]):
             totals = [None if total is None else tf.identity(total) for total in totals]
-            if self._leaves_nodes_apart:
+            # All ranks reduce the carrier: no rank may finish and exit earlier, as that shuts down Horovod everywhere.
+            if self._nodes_end_apart:
                 carrier = tf.identity(carrier)
         good = tf.logical_and(all_finite, _fit(totals, gradients, scale, factor))
         with tf.control_dependencies([total for total in totals if total is not None]):
@@ -299,15 +300,10 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         return Ready(totals, carrier, self.transport.world.size)
 
     @property
-    def _leaves_nodes_apart(self) -> bool:
-        """Whether nodes complete their exchanges independently.
-
-        Then the first node to complete could end the program, and Horovod shuts down everywhere once a rank leaves.
-        So the carriers, which all ranks reduce, wait for the totals.
-        """
-        world = self.world
-        spread = 1 < world.local_size < world.size
-        return spread and any(planned.method.hierarchical for planned in self._fixed.plan)
+    def _nodes_end_apart(self) -> bool:
+        """Whether a node can finish its exchanges before other nodes do."""
+        several = 1 < self.world.local_size < self.world.size
+        return several and any(planned.method.hierarchical for planned in self._fixed.plan)
 
     def _earlier(self) -> list[tf.Operation]:
         """The ends of other exchanges in this graph by the same names: two models may have variables of equal names."""

@@ -60,7 +60,7 @@ def load(hvd: Any, spec: str, place: Path) -> None:
 
 
 def delay_gathers() -> None:
-    """Start allgathers within the node late."""
+    """Start allgathers of process sets late."""
     if framework == "keras":
         import horovod.tensorflow as library
         import tensorflow as tf
@@ -75,8 +75,8 @@ def delay_gathers() -> None:
     gather = getattr(library, name)
 
     def delayed(array: Any, *, process_set: Any = library.global_process_set, **options: Any) -> Any:
-        ranks = process_set.ranks or []
-        return gather(late(array) if 0 < len(ranks) < library.size() else array, process_set=process_set, **options)
+        array = late(array) if process_set.process_set_id else array
+        return gather(array, process_set=process_set, **options)
 
     setattr(library, name, delayed)
 

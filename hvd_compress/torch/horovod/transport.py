@@ -52,11 +52,11 @@ class Pending(NamedTuple):
 
 
 class Together(NamedTuple):
-    """Collective of a node in flight, whose result no rank gets before all ranks of the world have started theirs.
+    """Collective of a node in flight; it completes once all nodes have started theirs.
 
-    Without that, the first node to finish could end the program, and Horovod shuts down everywhere once a rank leaves.
-    In a cycle, Horovod handles the collectives of all ranks before those of process sets: at the latest in the cycle
-    in which ``others`` completes, ``inner`` does so on all nodes.
+    Otherwise the first node to finish may exit, which shuts down Horovod on all ranks. In each cycle, Horovod handles
+    collectives of all ranks before those of process sets, so ``inner`` completes on all nodes in the cycle in which
+    ``others`` does, or earlier.
 
     Attributes:
         inner: The collective.
