@@ -125,7 +125,7 @@ def train(run: Run, where: Where, progress: Callable[[int], None]) -> Result:
             progress(min(run.epochs, len(report.read_text().splitlines())))
 
         try:
-            execute([str(script), *options], [run.method], where, look, TIME_LIMIT)
+            execute([str(script), *options], where, look, TIME_LIMIT)
         except ClusterError as error:
             raise DemoError(f"{run}: {error}") from None
         look()

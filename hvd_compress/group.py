@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -11,8 +12,34 @@ from hvd_compress.core.lowering import LACKS
 from hvd_compress.core.nodes import placed
 from hvd_compress.errors import UnsupportedError
 
+_SCOPES: tuple[Scope, Scope] = ("node", "across")
+
 _SETS: dict[Scope, Any] = {}
 """Process sets of this rank within its node and across nodes."""
+
+
+def node_process_sets() -> list[Any] | str:
+    """Return the process sets that ``hierarchical=on`` needs, for ``hvd.init(process_sets=node_process_sets())``.
+
+    horovodrun with Gloo tells the nodes of the ranks before Horovod starts. For others, Horovod adds the process sets
+    later, which costs an exchange of all ranks in each of its cycles.
+
+    Returns:
+        An ``hvd.ProcessSet`` for each node, and one for the ranks of equal local rank on all nodes; none if all ranks
+        are on one node or on nodes of their own, or if nodes have different numbers of ranks. With other launchers,
+        ``"dynamic"``.
+    """
+    from horovod.common.process_sets import ProcessSet
+
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE")
+    told = [os.environ.get(f"HOROVOD_{name}") for name in names]
+    if None in told:
+        return "dynamic"
+    rank, size, local_rank, local_size, nodes = (int(number or 0) for number in told)
+    world = placed(range(size), rank, local_rank, local_size)
+    if world.local_size in (1, size) or local_size * nodes != size:
+        return []
+    return [ProcessSet(list(ranks)) for scope in _SCOPES for ranks in world.partition(scope)]
 
 
 @dataclass(frozen=True)
@@ -60,12 +87,11 @@ class Group:
         return replace(self, process_set=_SETS[scope], world=self.world.within(scope))
 
     def connect(self) -> None:
-        """Create the process sets within nodes and across nodes. All ranks call it at the same time.
+        """Find the process sets within nodes and across nodes, or create them. All ranks call it at the same time.
 
         Raises:
             UnsupportedError: If Horovod was started without process sets, or this group is not that of all ranks.
         """
-        scopes: tuple[Scope, Scope] = ("node", "across")
         if self.world.local_size in (1, self.world.size):
             return
         if self.process_set.process_set_id != 0:
@@ -74,13 +100,11 @@ class Group:
                 " other process sets: leave out hierarchical=on, or process_set="
             )
         known = self.library.mpi_ops._basics._get_process_set_ids_and_ranks()
-        for scope in scopes:
-            for first in range(self.world.size):
-                ranks = list(self.world._replace(rank=first).ranks(scope))
-                if ranks[0] == first:
-                    found = self._set_of(ranks, known)
-                    if self.world.rank in ranks:
-                        _SETS[scope] = found
+        for scope in _SCOPES:
+            for ranks in self.world.partition(scope):
+                found = self._set_of(list(ranks), known)
+                if self.world.rank in ranks:
+                    _SETS[scope] = found
 
     def _set_of(self, ranks: list[int], known: Mapping[int, Sequence[int]]) -> Any:
         """Return the process set of some ranks; create it if there is none. All ranks call it in the same order."""
@@ -93,8 +117,8 @@ class Group:
             return self.library.add_process_set(ranks)
         except ValueError as error:
             raise UnsupportedError(
-                "hierarchical=on needs process sets of Horovod: start it by hvd.init(process_sets='dynamic'), or set"
-                " HOROVOD_DYNAMIC_PROCESS_SETS=1 on all ranks"
+                "hierarchical=on needs process sets of Horovod: start it by"
+                " hvd.init(process_sets=hvd_compress.node_process_sets())"
             ) from error
 
     def global_rank(self, rank: int) -> int:

@@ -91,13 +91,12 @@ def horovodrun(
         check: Fail, with the output in the message, if the program fails.
         environment: Added to that of this process.
         options: More options of horovodrun; those of an elastic job, which has a list of hosts of its own.
-        nodes: Numbers of ranks of several nodes, on which process sets can be added; empty for a single node.
+        nodes: Numbers of ranks of several nodes; empty for a single node.
 
     Returns:
         Exit code and output; the output of all ranks is in ``stdout``.
     """
     if nodes:
-        environment = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1", **(environment or {})}
         hosts = ["-H", ",".join(f"{name}:{count}" for name, count in zip(NODES, nodes, strict=False))]
     else:
         hosts = list(options) or ["-H", f"localhost:{ranks}"]

@@ -114,6 +114,7 @@ KNOWN = {
     "ops.torch_devices": {"torch"},
     "ops.tensorflow": {"tensorflow"},
     "kernels.cuda": {"torch"},
+    "group": {"horovod"},
     "torch": TORCH,
     "distributed": {"torch"},
     "tensorflow": KERAS,
@@ -217,6 +218,7 @@ def test_the_engine_of_torch_needs_no_horovod() -> None:
 
 
 def test_public_names() -> None:
-    assert sorted(hvd_compress.__all__) == ["CompressionError", "LocalWorld", "__version__", "methods", "parse"]
+    names = ["CompressionError", "LocalWorld", "__version__", "methods", "node_process_sets", "parse"]
+    assert sorted(hvd_compress.__all__) == names
     for name in hvd_compress.__all__:
         assert hasattr(hvd_compress, name)

@@ -13,23 +13,23 @@ JOB = Path(__file__).resolve().parent / "resume" / "nodes_job.py"
 SPECS = ["topk:ratio=0.05,hierarchical=on", "qsgd:bits=4,feedback=on,hierarchical=on"]
 
 
-def errors(framework: str, nodes: list[int], environment: dict[str, str] | None = None) -> list[str]:
+def errors(framework: str, part: str, nodes: list[int]) -> list[str]:
     """Return the errors of the ranks."""
-    job = horovodrun(sum(nodes), "gloo", JOB, framework, "train", "", nodes=nodes, environment=environment, check=False)
+    job = horovodrun(sum(nodes), "gloo", JOB, framework, part, "", nodes=nodes, check=False)
     assert job.returncode, job.stdout
     return [line.partition("error: ")[2] for line in job.stdout.splitlines() if "error: " in line]
 
 
 @pytest.mark.parametrize("framework", ["torch", "keras"])
 def test_without_process_sets_the_error_says_what_to_add(framework: str) -> None:
-    said = errors(framework, [2, 2], {"HOROVOD_DYNAMIC_PROCESS_SETS": "0"})
+    said = errors(framework, "without sets", [2, 2])
     assert len(said) == 4 and len(set(said)) == 1
-    assert "hvd.init(process_sets='dynamic')" in said[0]
+    assert "hvd.init(process_sets=hvd_compress.node_process_sets())" in said[0]
 
 
 @pytest.mark.parametrize("framework", ["torch", "keras"])
 def test_unequal_nodes_are_named_on_all_ranks(framework: str) -> None:
-    said = errors(framework, [2, 1])
+    said = errors(framework, "train", [2, 1])
     assert len(said) == 3 and len(set(said)) == 1
     assert "same number of ranks on each node" in said[0] and "localhost has rank 0, 1; 127.0.0.1 has rank 2" in said[0]
 

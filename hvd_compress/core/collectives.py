@@ -66,6 +66,11 @@ class World(NamedTuple):
             return range(self.local_rank, self.size, self.local_size)
         return range(self.node * self.local_size, (self.node + 1) * self.local_size)
 
+    def partition(self, scope: Scope) -> list[range]:
+        """Return the sets of ranks that all processes have in a scope, in the order of their first ranks."""
+        found = {self._replace(rank=rank).ranks(scope) for rank in range(self.size)}
+        return sorted(found, key=lambda ranks: ranks[0])
+
     def leaves_node(self, scope: Scope) -> bool:
         """Return whether a collective of this scope crosses the network between nodes."""
         return scope != "node" and self.nodes > 1

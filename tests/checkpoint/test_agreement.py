@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hvd_compress import parse
+from hvd_compress import node_process_sets, parse
 from hvd_compress.bucketing import Gradient
 from hvd_compress.checkpoint.agreement import check, describe, label
 from hvd_compress.core.collectives import World
@@ -80,3 +80,32 @@ def test_nodes_of_a_set_of_ranks(ranks: Sequence[int], rank: int, local: tuple[i
     assert placed(ranks, rank, *local) == expected
     assert launched(ranks, rank, {"LOCAL_RANK": str(local[0]), "LOCAL_WORLD_SIZE": str(local[1])}) == expected
     assert not launched(ranks, rank, {}).even
+
+
+def told(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list[list[int]]:
+    """Return the process sets of a rank that horovodrun tells these numbers."""
+    for name, number in zip(("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE"), numbers, strict=True):
+        monkeypatch.setenv(f"HOROVOD_{name}", str(number))
+    found = node_process_sets()
+    assert isinstance(found, list)
+    return [one.ranks for one in found]
+
+
+def test_process_sets_are_those_within_nodes_and_across_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in range(6):
+        sets = told(monkeypatch, rank, 6, rank % 3, 3, 2)
+        assert sets == [[0, 1, 2], [3, 4, 5], [0, 3], [1, 4], [2, 5]]
+    assert told(monkeypatch, 1, 2, 0, 1, 2) == told(monkeypatch, 1, 2, 1, 2, 1) == []  # nodes of one rank, one node
+
+
+@pytest.mark.parametrize("nodes", [(2, 1), (2, 2, 1, 1), (8, 8, 4), (4, 2, 2)])
+def test_unequal_nodes_have_no_process_sets(nodes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = [(local_rank, local_size) for local_size in nodes for local_rank in range(local_size)]
+    for rank, (local_rank, local_size) in enumerate(ranks):
+        with_this = sum(size > local_rank for size in nodes)
+        assert not told(monkeypatch, rank, len(ranks), local_rank, local_size, with_this)
+
+
+def test_other_launchers_leave_process_sets_to_horovod(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOROVOD_SIZE", raising=False)
+    assert node_process_sets() == "dynamic"

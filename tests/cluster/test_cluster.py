@@ -268,9 +268,10 @@ def test_a_missing_command_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatc
 NODES = """
 import sys
 import horovod.torch as hvd, torch
+from hvd_compress import node_process_sets
 from hvd_compress.torch import Compression
 
-hvd.init()
+hvd.init(process_sets=node_process_sets())
 for spec in ("none", sys.argv[1]):
     parameter = torch.nn.Parameter(torch.zeros(1000, 500))
     gradient = torch.randn(1000, 500, generator=torch.Generator().manual_seed(hvd.rank()))
@@ -291,7 +292,7 @@ print(hvd.local_rank(), hvd.cross_rank(), (parameter - exact).abs().max().item()
 def test_hosts_with_two_ranks_sum_exactly_and_send_half_of_what_they_gathered(hosts: int, tmp_path: Path) -> None:
     """Lossless methods give the sums of Horovod; of what is gathered, half passes the devices, by their counters."""
     (tmp_path / "job.py").write_text(NODES)
-    environment = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1", "OMP_NUM_THREADS": "1"}
+    environment = {"OMP_NUM_THREADS": "1"}
     with Cluster(hosts, "1gbit", ranks_per_host=2) as cluster:
 
         def run(spec: str, steps: int) -> tuple[list[str], int]:

@@ -20,7 +20,7 @@ def run(worker: str, spec: str, folder: Path, ranks: int = 2) -> dict[str, Any]:
     log = folder / f"{worker}-{spec[:4]}-{ranks}"
     log.touch()
     job = Job("tiny:build", spec, seed=3, log=str(log))
-    execute(["-m", WORKERS[worker], job.to_json()], [job.spec], Where(0, "unlimited", ranks, "gloo"), lambda: None, 200)
+    execute(["-m", WORKERS[worker], job.to_json()], Where(0, "unlimited", ranks, "gloo"), lambda: None, 200)
     found: dict[str, Any] = json.loads(log.read_text().splitlines()[-1])["outcome"]
     return found
 

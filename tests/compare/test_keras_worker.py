@@ -32,7 +32,7 @@ def _log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(job: Job, ranks: int = 2) -> dict[str, Any]:
     """The outcome."""
     program = ["-m", "hvd_compress.tools.compare.keras_worker", job.to_json()]
-    execute(program, [job.spec], Where(0, "unlimited", ranks, "mpi"), lambda: None, 200)
+    execute(program, Where(0, "unlimited", ranks, "mpi"), lambda: None, 200)
     found: dict[str, Any] = json.loads(Path(job.log).read_text().splitlines()[-1])["outcome"]
     return found
 

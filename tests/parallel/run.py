@@ -78,6 +78,7 @@ def run(framework: str, controller: str, ranks: str, names: Sequence[str] = ("."
                 timeout=900,
                 check=False,
                 nodes=counts if len(counts) > 1 else [],
+                environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"} if len(counts) > 1 else None,
             )
             output, ok = job.stdout, job.returncode == 0
         except subprocess.TimeoutExpired as error:

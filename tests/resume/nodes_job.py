@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from hvd_compress.errors import CompressionError
+from hvd_compress import CompressionError, node_process_sets
 
 framework, part, folder, *specs = sys.argv[1:]
 SPEC = "topk:ratio=0.05,hierarchical=on"
@@ -93,7 +93,7 @@ def main() -> None:
         import horovod.tensorflow as hvd
     else:
         import horovod.torch as hvd
-    hvd.init()
+    hvd.init(process_sets=[] if part == "without sets" else node_process_sets())
     try:
         if part in ("save", "load"):
             for spec in specs:

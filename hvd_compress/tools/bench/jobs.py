@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from signal import SIGTERM
 from typing import Literal, NamedTuple
 
 from hvd_compress.errors import ClusterError, SpecError
-from hvd_compress.spec import parse
 from hvd_compress.tools.cluster import Cluster
 from hvd_compress.tools.cluster.job import Process, follow
 from hvd_compress.tools.cluster.rates import bits_per_second
@@ -119,39 +118,30 @@ def read_link(text: str) -> str:
     return text
 
 
-def execute(
-    program: Sequence[str], specs: Sequence[str], where: Where, watch: Callable[[], None], limit: float = TIME_LIMIT
-) -> None:
+def execute(program: Sequence[str], where: Where, watch: Callable[[], None], limit: float = TIME_LIMIT) -> None:
     """Run ``python PROGRAM ...`` on every rank, at most so many seconds; call ``watch`` again and again.
-
-    The ranks may use the methods of these specs.
 
     Raises:
         ClusterError: If the hosts cannot be made, or the program fails.
     """
     command = [sys.executable, *program]
-    sets = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"} if any(parse(spec).hierarchical for spec in specs) else {}
-    failed, output = (_on_hosts if where.hosts else _here)(command, sets, where, watch, limit)
+    failed, output = (_on_hosts if where.hosts else _here)(command, where, watch, limit)
     if failed:
         raise ClusterError(f"{failed}; it printed:\n{_tail(output)}")
 
 
-def _on_hosts(
-    command: Sequence[str], more: Mapping[str, str], where: Where, look: Callable[[], None], limit: float
-) -> tuple[str, str]:
+def _on_hosts(command: Sequence[str], where: Where, look: Callable[[], None], limit: float) -> tuple[str, str]:
     with Cluster(where.hosts, where.rate, where.ranks_per_host) as cluster:
-        ended = cluster.launch(command, {**ENVIRONMENT, **more}, timeout=limit, watch=look)
+        ended = cluster.launch(command, ENVIRONMENT, timeout=limit, watch=look)
     worst = max(ended, key=lambda one: (one.code > 0, one.code < 0))  # the one that failed, not those ended for it
     return (f"the rank on {worst.host} ended with status {worst.code}" if worst.code else ""), worst.output
 
 
-def _here(
-    command: Sequence[str], more: Mapping[str, str], where: Where, look: Callable[[], None], limit: float
-) -> tuple[str, str]:
+def _here(command: Sequence[str], where: Where, look: Callable[[], None], limit: float) -> tuple[str, str]:
     folder = Path(sys.executable).parent
     start = [*LAUNCHER, *CONTROLLERS[where.controller], "-np", str(where.ranks)]
     own = {} if where.on else ENVIRONMENT
-    environment = {**os.environ, **own, **more, **_MPI, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    environment = {**os.environ, **own, **_MPI, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
     command = [*start, "-H", where.on or f"localhost:{where.ranks}", *command]
     (ended,) = follow([Process("this machine", command, environment, orphaned=SIGTERM)], limit, look)
     return (f"horovodrun ended with status {ended.code}" if ended.code else ""), ended.output

@@ -130,7 +130,7 @@ class Course:
 
         try:
             program = ["-m", WORKERS[self._request.framework], job.to_json()]
-            execute(program, [job.spec], where, look, job.budget + _GRACE)
+            execute(program, where, look, job.budget + _GRACE)
             known = _read(log.read_text())
         finally:
             log.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import horovod.torch as hvd
@@ -15,8 +16,8 @@ from hvd_compress.tools.ranks import process_group
 
 
 class DDPTrainer(TorchTrainer):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, specs: Sequence[str]) -> None:
+        super().__init__(specs)
         process_group.begin()
 
     def distribute(self, spec: str, job: Job) -> None:

@@ -6,7 +6,7 @@ that they can be clipped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -32,8 +32,8 @@ class KerasTrainer(KerasRank):
         UnsupportedError: If there is one rank only.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, specs: Sequence[str]) -> None:
+        super().__init__(specs)
         if self.size == 1:
             raise UnsupportedError(
                 "one rank exchanges and compresses nothing in Keras: take 2 ranks or more, or PyTorch, where one does"

@@ -10,7 +10,7 @@ from hvd_compress.tools.bench.jobs import Where
 from hvd_compress.tools.compare.job import Job
 
 Framework = Literal["torch", "keras", "ddp"]
-"""What trains; ``ddp`` is PyTorch with DistributedDataParallel instead of Horovod."""
+"""Framework that trains; ``ddp`` is PyTorch with DistributedDataParallel instead of Horovod."""
 
 
 class Request(NamedTuple):

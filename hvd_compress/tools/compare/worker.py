@@ -7,7 +7,7 @@ import math
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -251,11 +251,11 @@ def measuring(spec: str) -> str:
     return f"{spec}{',' if ':' in spec else ':'}measure=on"
 
 
-def main(framework: str, trainer: Callable[[], Trainer]) -> None:
+def main(framework: str, trainer: Callable[[Sequence[str]], Trainer]) -> None:
     """Do the job that the command line tells, on this rank."""
     job = Job.from_json(sys.argv[1])
     try:
-        one = Run(job, find(job.task, framework), trainer())
+        one = Run(job, find(job.task, framework), trainer([job.spec]))
         one.begin()
         if job.measured:
             one.measure()

@@ -17,7 +17,7 @@ _FLOAT = 4
 """Bytes."""
 
 Framework = Literal["horovod", "ddp"]
-"""What exchanges gradients; ``ddp`` is PyTorch's DistributedDataParallel."""
+"""System that exchanges gradients; ``ddp`` is PyTorch's DistributedDataParallel."""
 
 
 class Setup(NamedTuple):

@@ -80,7 +80,7 @@ class Campaign(NamedTuple):
 
     @property
     def framework(self) -> Framework:
-        """What exchanged gradients, the same in all jobs."""
+        """System that exchanged gradients, the same in all jobs."""
         return self.jobs[0].framework
 
     def facts(self) -> dict[str, Any]:

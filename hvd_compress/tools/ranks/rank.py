@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+from hvd_compress.group import node_process_sets
+from hvd_compress.spec import parse
 
 
 class Rank:
     """A rank.
+
+    Args:
+        hvd: Horovod's module for the framework.
+        specs: The methods of the job.
 
     Attributes:
         rank: Its number.
@@ -14,8 +22,8 @@ class Rank:
         reads_device: Whether this rank reads the counters of the network device, for all ranks of its host.
     """
 
-    def __init__(self, hvd: Any) -> None:
-        hvd.init()
+    def __init__(self, hvd: Any, specs: Sequence[str]) -> None:
+        hvd.init(process_sets=node_process_sets() if any(parse(spec).hierarchical for spec in specs) else [])
         self.rank: int = hvd.rank()
         self.size: int = hvd.size()
         self.reads_device: bool = hvd.local_rank() == 0 and hvd.cross_size() > 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import horovod.torch as hvd
 import torch
 
@@ -9,8 +11,8 @@ from hvd_compress.tools.ranks.rank import Rank
 
 
 class TorchRank(Rank):
-    def __init__(self) -> None:
-        super().__init__(hvd)
+    def __init__(self, specs: Sequence[str]) -> None:
+        super().__init__(hvd, specs)
 
     def gather(self, values: list[float]) -> list[list[float]]:
         """Return the values of all ranks."""

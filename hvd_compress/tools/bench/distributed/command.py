@@ -39,7 +39,7 @@ _PROFILED = 10
 """Steps under the profiler."""
 
 Model = Literal["linear", "mlp", "resnet50", "many"]
-"""Whose gradients are exchanged: a key of `SHAPES`."""
+"""Model whose gradients are exchanged: a key of `SHAPES`."""
 
 
 Specs = Annotated[

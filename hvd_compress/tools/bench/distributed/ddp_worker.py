@@ -51,8 +51,8 @@ class DDPSubject(TorchSubject):
 
 
 class DDPBench(TorchBench):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, specs: Sequence[str]) -> None:
+        super().__init__(specs)
         process_group.begin()
 
     def make(self, entry: Entry, what: str, model: str) -> TorchSubject:
@@ -81,4 +81,4 @@ def _register(model: DistributedDataParallel, name: str) -> None:
 
 
 if __name__ == "__main__":
-    measure(Task.from_json(sys.argv[1]), DDPBench())
+    measure(Task.from_json(sys.argv[1]), DDPBench)

@@ -46,4 +46,4 @@ def _precision(entry: Entry) -> MixedPrecisionPolicy:
 
 
 if __name__ == "__main__":
-    measure(Task.from_json(sys.argv[1]), FSDPBench())
+    measure(Task.from_json(sys.argv[1]), FSDPBench)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,10 +51,10 @@ class KerasSubject:
 
 
 class KerasBench(KerasRank):
-    def __init__(self) -> None:
+    def __init__(self, specs: Sequence[str]) -> None:
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(1)
-        super().__init__()
+        super().__init__(specs)
 
     def make(self, entry: Entry, what: str, model: str) -> KerasSubject:
         built, loss, batch = MODELS[model](np.random.default_rng(self.rank))
@@ -131,4 +131,4 @@ MODELS: dict[str, Callable[[np.random.Generator], Made]] = {
 
 
 if __name__ == "__main__":
-    measure(Task.from_json(sys.argv[1]), KerasBench())
+    measure(Task.from_json(sys.argv[1]), KerasBench)

@@ -6,7 +6,7 @@ import cProfile
 import json
 import pstats
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -63,9 +63,14 @@ class Now(NamedTuple):
     called: float | None
 
 
-def measure(task: Task, bench: Bench) -> None:
-    """Measure all that is wanted. Rank 0 writes it down: its own part as it comes, that of the others at the end."""
-    lines = []
+def measure(task: Task, start: Callable[[Sequence[str]], Bench]) -> None:
+    """Measure all that is wanted. Rank 0 writes it down: its own part as it comes, that of the others at the end.
+
+    Args:
+        task: The task of the job.
+        start: Starts Horovod for these methods.
+    """
+    lines, bench = [], start(task.specs)
     for part in _parts(task, bench):
         lines.append(json.dumps(part._asdict()) + "\n")
         if bench.rank == 0:

@@ -75,6 +75,11 @@ class Task(NamedTuple):
     reports: str  # The folder for the workers' reports
 
     @property
+    def specs(self) -> list[str]:
+        """The methods, without computing alone."""
+        return [entry.spec for entry in self.entries if entry.spec]
+
+    @property
     def turns(self) -> int:
         return -(-self.steps // TURN)
 
@@ -174,6 +179,5 @@ def run(task: Task, framework: Measured, where: Where, watch: Callable[[int], No
     with tempfile.TemporaryDirectory(prefix="hvd-compress-bench-") as folder:
         task = task._replace(reports=folder)
         module = f"hvd_compress.tools.bench.distributed.{WORKERS[framework]}"
-        specs = [entry.spec for entry in task.entries if entry.spec]
-        execute(["-m", module, task.to_json()], specs, where, lambda: watch(len(read_report(task.report(0)))))
+        execute(["-m", module, task.to_json()], where, lambda: watch(len(read_report(task.report(0)))))
         return [read_report(task.report(rank)) for rank in range(where.size)]

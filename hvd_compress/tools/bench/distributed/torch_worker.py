@@ -98,9 +98,9 @@ class Clock:
 
 
 class TorchBench(TorchRank):
-    def __init__(self) -> None:
+    def __init__(self, specs: Sequence[str]) -> None:
         torch.set_num_threads(1)
-        super().__init__()
+        super().__init__(specs)
         self._weights: dict[str, list[Tensor]] = {}
         self._gradients: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
         self._made = 0
@@ -240,4 +240,4 @@ LOSSES: dict[str, Callable[[int], Callable[[Sequence[Tensor]], Tensor]]] = {
 
 
 if __name__ == "__main__":
-    measure(Task.from_json(sys.argv[1]), TorchBench())
+    measure(Task.from_json(sys.argv[1]), TorchBench)

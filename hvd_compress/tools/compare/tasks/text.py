@@ -20,7 +20,7 @@ UNKNOWN, END = 0, 1
 
 _WORD = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]")
 _BLOCK, _PERIOD = 500, 20
-"""Of each 20 blocks of 500 words, the last is for testing."""
+"""The last of each 20 blocks of 500 words is for testing."""
 LEAST = _BLOCK * _PERIOD
 """Words of a text, so that there is something to test on."""
 
