@@ -31,11 +31,10 @@ def node_process_sets() -> list[Any] | str:
     """
     from horovod.common.process_sets import ProcessSet
 
-    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE")
-    told = [os.environ.get(f"HOROVOD_{name}") for name in names]
-    if None in told:
+    names = [f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE")]
+    if not os.environ.keys() >= set(names):
         return "dynamic"
-    rank, size, local_rank, local_size, nodes = (int(number or 0) for number in told)
+    rank, size, local_rank, local_size, nodes = (int(os.environ[name]) for name in names)
     world = placed(range(size), rank, local_rank, local_size)
     if world.local_size in (1, size) or local_size * nodes != size:
         return []

@@ -28,7 +28,7 @@ with Cluster(2, "20mbit") as cluster:
 
 @pytest.mark.needs("namespaces")
 def test_hosts_are_made_where_the_machine_does_not_see_them() -> None:
-    command = as_root([sys.executable, "-c", PROGRAM])
+    command = ["timeout", "300", *as_root([sys.executable, "-c", PROGRAM])]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdin is not None and program.stdout is not None
         name, *found = (program.stdout.readline().rstrip("\n") for _ in range(4))
