@@ -39,6 +39,13 @@ def test_a_split_model_is_the_whole_model_over_horovod(ranks: int, controller: s
     job("horovod", ranks, "equality", "1", "4", controller=controller)
 
 
+def test_a_rank_ends_early() -> None:
+    """In a job of Horovod; the links end with MPI, and say so."""
+    result = horovodrun(2, "mpi", FOLDER / "ending_job.py")
+    assert result.stdout.count("all is well on rank") == 2
+    assert "then: MPI failed: it has been finalized" in result.stdout
+
+
 def test_replicas_of_two_stages() -> None:
     job("horovod", 4, "equality", "2", "4")
 

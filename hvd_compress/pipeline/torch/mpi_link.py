@@ -60,6 +60,9 @@ class Courier:
         self._ending = threading.Event()
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="hvd_compress.pipeline", daemon=True)
+        # Horovod, where it initialised MPI, finalizes it as soon as one rank has ended. MPI deletes the attributes of
+        # COMM_SELF before anything else then (MPI-4.1, 12.2.4), while it may still be called.
+        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=self.close), None)
         atexit.register(self.close)
 
     def link(self, rank: int, tag: int, peer: str) -> MPILink:
@@ -83,12 +86,13 @@ class Courier:
         while self._queued > self._done and self._thread.is_alive() and time.monotonic() < end:
             time.sleep(_NAP)
 
-    def close(self) -> None:
-        """End the thread, once all has left."""
+    def close(self, *_: object) -> None:
+        """End the thread, once all has left; MPI gives arguments that do not matter."""
         if self._thread.is_alive():
             self.flush(timeout=5)
             self._ending.set()
             self._thread.join()
+            self.failure = self.failure or RuntimeError("it has been finalized, as this rank or another one ends")
 
     def _run(self) -> None:
         try:
