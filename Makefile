@@ -16,7 +16,7 @@ export PATH := $(VENV):$(PATH)
 # Two processes; files whose tests start jobs come first, as they take longest.
 PYTEST := $(VENV)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup dev python demo quick test commands soak keras3 horovod-tests pytorch-tests check docs fresh clean
+.PHONY: help setup dev python demo quick test commands soak mutants keras3 horovod-tests pytorch-tests check docs fresh clean
 # Each target uses every core by itself, and a run of several should print one after the other.
 .NOTPARALLEL:
 
@@ -50,6 +50,9 @@ soak: dev ## Run long jobs with faults, 300 random schedules of faults, and the 
 	$(PYTEST) --long
 	$(VENV)/python tests/soak/run.py
 	$(VENV)/python tests/parallel/run.py soak
+
+mutants: dev ## Break the package in 100 places, one at a time, and list what the tests do not notice (an hour)
+	$(VENV)/python tools/mutants.py
 
 keras3: python ## Run the tests of hvd_compress.keras on Keras 3, in .venv-keras3, which it makes
 	@$(PYTHON) tools/setup_env.py keras3

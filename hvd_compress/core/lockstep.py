@@ -79,15 +79,28 @@ class Switchboard:
         self._waiting: dict[tuple[str, range], _Started] = {}
 
     def start(self, world: World, message: Collective, name: str) -> LocalHandle:
-        """Start a collective of one rank; the last rank to start it performs it."""
+        """Start a collective of one rank; the last rank to start it performs it.
+
+        Raises:
+            ExchangeError: If the ranks start different collectives, or one of them uses a name twice at a time.
+        """
         ranks = world.ranks(message.scope)
         started = self._waiting.setdefault((name, ranks), _Started({}, {}))
+        if world.rank in started.messages:
+            raise ExchangeError(f"rank {world.rank} has started {name!r} again before all others have")
         started.messages[world.rank] = message._replace(array=np.asarray(message.array))
         if len(started.messages) == len(ranks):
             del self._waiting[name, ranks]
             replies = perform([started.messages[rank] for rank in ranks], len(ranks))
             started.replies.update(zip(ranks, replies, strict=True))
         return LocalHandle(started.replies, world.rank, self._ops)
+
+    def lacking(self, handle: LocalHandle) -> set[int]:
+        """Return the ranks that have not started the collective of a handle yet."""
+        for (_, ranks), started in self._waiting.items():
+            if started.replies is handle.replies:
+                return set(ranks) - started.messages.keys()
+        return set()
 
     def stuck(self) -> str:
         """Describe the mismatch that makes ranks wait forever."""

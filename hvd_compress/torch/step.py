@@ -294,7 +294,9 @@ class Step:
         """
         for exchange in self.exchanges:
             exchange.start()
-        self._running = deque(exchange for exchange in self.exchanges if exchange.busy)
+        # In turns, those that were full come first: a rank whose gradients were held has started them in that order.
+        in_order = dict.fromkeys([*self._running, *self.exchanges])
+        self._running = deque(exchange for exchange in in_order if exchange.busy)
         if self._in_turns:
             self._take_turns()
         begin = time.monotonic()

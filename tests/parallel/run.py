@@ -4,12 +4,15 @@ Use::
 
     python tests/parallel/run.py [framework] [controller] [ranks, as 2 or 2+2 of two nodes] [soak | all]
 
+Here is what needs a real Horovod, torch.distributed or TensorFlow. All else that ranks do together is tested on ranks
+as threads, in `tests/engine`.
+
 Each framework has two jobs. All tests run over Gloo with 2 ranks. Under MPI with 3 ranks run those for which the
 controller or the number of ranks makes a difference: every way to communicate, faults, joins, and process sets of
 which a rank is a member or not. So each framework meets each controller and each number of ranks. The other two pairs
 of these, which ``soak`` runs with the methods and faults, show nothing new: the adapters never ask for the controller.
-With ``all`` every such job runs every test. Tests of several nodes have jobs of their own: this machine takes their
-places.
+``soak`` also runs the tests marked long. With ``all`` every such job runs every test. Tests of several nodes have jobs
+of their own: this machine takes their places.
 """
 
 from __future__ import annotations
@@ -33,7 +36,17 @@ FRAMEWORKS = ["pytorch", "keras"]
 RANKS = ["2", "3"]
 JOBS: dict[tuple[str, str, str], list[str]] = {
     ("pytorch", "gloo", "2"): ["."],
-    ("pytorch", "mpi", "3"): [".", *(f"--ignore=test_{name}.py" for name in ("amp", "driver", "merging", "uses"))],
+    ("pytorch", "mpi", "3"): [
+        "test_catalogue.py",
+        "test_ddp.py",
+        "test_direct.py",
+        "test_driver.py",
+        "test_faults.py",
+        "test_fsdp.py::test_a_few_bits_train_as_plain_fsdp_does",
+        "test_fsdp.py::test_the_bits_are_those_of_the_method",
+        "test_equivalence.py::test_process_sets_train_apart",
+        "test_without_a_rank.py",
+    ],
     ("keras", "gloo", "2"): ["."],
     ("keras", "mpi", "3"): [
         "test_catalogue.py",
@@ -46,7 +59,7 @@ JOBS: dict[tuple[str, str, str], list[str]] = {
 }
 """Framework, controller and number of ranks of the jobs of ``make test``, and which of the framework's tests they run.
 
-A new file of PyTorch runs in both. TensorFlow takes long to trace: name what needs MPI or 3 ranks.
+A new file runs in the first job of its framework: name here what needs MPI or 3 ranks.
 """
 
 APART = {"pytorch": "test_without_a_rank.py"}
@@ -56,6 +69,7 @@ then, Horovod crashes."""
 ALL = {job: ["."] for job in itertools.product(FRAMEWORKS, CONTROLLERS, RANKS)}
 SOAK = {job: ["test_catalogue.py", "test_faults.py"] for job in ALL if job not in JOBS}
 SOAK |= {(framework, "mpi", "2+2+2"): ["test_nodes.py"] for framework in FRAMEWORKS}
+SOAK |= {(framework, "gloo", "2"): [".", "--long"] for framework in FRAMEWORKS}
 
 
 def run(framework: str, controller: str, ranks: str, names: Sequence[str] = (".",)) -> bool:
@@ -92,8 +106,10 @@ def run(framework: str, controller: str, ranks: str, names: Sequence[str] = ("."
 
 def parts(framework: str, names: list[str]) -> list[list[str]]:
     """Split the tests of a framework into those that share a job."""
-    apart = APART.get(framework)
-    return [[*names, f"--ignore={apart}"], [apart]] if apart and "." in names else [names]
+    apart = APART.get(framework, "")
+    if "." in names:
+        return [[*names, f"--ignore={apart}"], [apart]] if apart else [names]
+    return [[name for name in names if name != apart], *([[apart]] if apart in names else [])]
 
 
 def main(*chosen: str) -> int:

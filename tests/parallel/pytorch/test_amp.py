@@ -15,8 +15,6 @@ from torch import nn
 from hvd_compress.errors import SpecError, UnsupportedError
 from hvd_compress.torch import Compression
 
-SPECS = ["none", "topk:ratio=0.05", "powersgd:rank=2", "int8:feedback=on"]
-
 STEPS, BAD = 6, 3
 
 
@@ -60,8 +58,7 @@ def train_scaled(job: Job, clip: bool, follow: bool = True) -> list[float]:
     return scales
 
 
-@pytest.mark.parametrize("clip", [True, False])
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(("spec", "clip"), [("none", False), ("topk:ratio=0.05", True)])
 def test_a_loss_scaler_changes_nothing(spec: str, clip: bool) -> None:
     """Scales are powers of two, so that not a bit differs. The step that overflows on one rank is skipped by all."""
     plain, scaled = train(Job(spec), clip), Job(spec)
@@ -71,42 +68,6 @@ def test_a_loss_scaler_changes_nothing(spec: str, clip: bool) -> None:
     assert_ranks_equal(scaled.weights)
     for path, leaf in leaves_of(plain.compression).items():
         assert torch.equal(leaf, leaves_of(scaled.compression)[path]), path
-
-
-def test_without_following_the_residual_has_the_wrong_units() -> None:
-    plain, scaled = train(Job("topk:ratio=0.05"), clip=False), Job("topk:ratio=0.05")
-    train_scaled(scaled, clip=False, follow=False)
-    assert not torch.equal(scaled.weights, plain.weights)
-
-
-class Slopes(nn.Module):
-    """A model whose gradients are what is asked for."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(40, 40, dtype=dtype))
-
-    def loss(self, slope: float) -> torch.Tensor:
-        return (self.weight * slope).sum()
-
-
-@pytest.mark.parametrize(("dtype", "scale", "largest"), [(torch.float16, 1.0, 6e4), (torch.float32, 2.0**20, 3e38)])
-def test_a_sum_that_overflows_leaves_no_trace(dtype: torch.dtype, scale: float, largest: float) -> None:
-    """Each rank's gradient is finite, and so is their sum in true units; not so in the dtype, or scaled."""
-    job = Job("topk:ratio=0.5", Slopes(dtype), momentum=0, op=hvd.Sum)
-    job.compression.follow(lambda: scale)
-    for slope in (1.0, largest, 1.0):
-        before = leaves_of(job.compression)
-        job.model.loss(slope).backward()  # type: ignore[operator]
-        job.optimizer.synchronize()
-        (parameter,) = job.model.parameters()
-        assert parameter.grad is not None
-        overflown = not bool(parameter.grad.isfinite().all())
-        assert everyone(overflown) == [slope == largest] * hvd.size()
-        if overflown:
-            after = leaves_of(job.compression)
-            assert before.keys() == after.keys() and all(torch.equal(before[path], after[path]) for path in before)
-        job.optimizer.zero_grad()
 
 
 def test_reduction_must_come_before_unscaling() -> None:
@@ -135,11 +96,3 @@ def test_a_disabled_scaler_does_no_harm() -> None:
 def test_not_a_loss_scaler(scaler: Any) -> None:
     with pytest.raises(SpecError, match="pass a loss scaler with get_scale"):
         Compression.topk().follow(scaler)
-
-
-@pytest.mark.parametrize("scale", [0.0, -2.0, math.inf, math.nan])
-def test_not_a_loss_scale(scale: float) -> None:
-    job = Job("topk")
-    job.compression.follow(lambda: scale)
-    with pytest.raises(SpecError, match="must be a positive number"):
-        job.run(1)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from catalogue import COMPOSED, SPECS
+from catalogue import COMPOSED, EACH_KIND
 from parallel.pytorch.ddp_training import assert_same_states, loss_of, train, weights
 from parallel.pytorch.training import EVEN, LOSSLESS, SIZE, Job, assert_ranks_equal, batch, everyone, make_model
 from torch import Tensor, nn
@@ -67,8 +67,10 @@ def seeded(make: Callable[[], nn.Module]) -> nn.Module:
         return make()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("spec", ["none", *LOSSLESS])
+@pytest.mark.parametrize(
+    ("spec", "mode"),
+    [*((LOSSLESS[0], mode) for mode in MODES), *((spec, "many buckets") for spec in ("none", *LOSSLESS))],
+)
 def test_lossless_equals_plain_ddp(mode: str, spec: str) -> None:
     make, options = MODES[mode]
     plain = train(None, model=seeded(make), **options)
@@ -186,7 +188,7 @@ GATHERED = [f"{spec},min_size=0,vectors=on" for spec in ("topk:ratio=0.1", "efsi
 """Methods that sum no floats by allreduce: with three ranks, Horovod and PyTorch add them in other orders."""
 
 
-@pytest.mark.parametrize("spec", [*SPECS, *COMPOSED] if SIZE == 2 else GATHERED)
+@pytest.mark.parametrize("spec", [*EACH_KIND, *COMPOSED] if SIZE == 2 else GATHERED)
 def test_equal_to_the_horovod_adapter_bit_for_bit(spec: str) -> None:
     """The same gradients on each rank: means and states are the same bits."""
     shapes = {"first": (48, 40), "second": (8, 6, 5, 5), "bias": (10,)}
@@ -227,8 +229,8 @@ class Sum(nn.Module):
 @pytest.mark.parametrize(
     "spec", ["topk:ratio=0.1,min_size=0", "powersgd:rank=2,min_size=0", "qsgd:twoway=on,min_size=0"]
 )
-def test_ranks_stay_equal_over_fifty_steps(spec: str) -> None:
-    assert_ranks_equal(weights(train(spec, range(50))))
+def test_ranks_stay_equal(spec: str) -> None:
+    assert_ranks_equal(weights(train(spec, range(15))))
 
 
 @pytest.mark.parametrize("spec", ["none", "topk:ratio=0.5,min_size=0", "powersgd:rank=2,min_size=0"])
@@ -253,7 +255,7 @@ def test_a_gradient_that_is_not_finite_is_seen_by_all_and_leaves_no_trace(spec: 
     assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
 
 
-@pytest.mark.parametrize("specs", ["topk topk:ratio=0.02", "topk powersgd", "none topk", "fp16 none"])
+@pytest.mark.parametrize("specs", ["topk topk:ratio=0.02", "none topk", "fp16 none"])
 def test_ranks_that_differ_get_the_same_error(specs: str) -> None:
     wrapped = DistributedDataParallel(make_model())
     Compression.parse(specs.split()[hvd.rank() > 0]).register(wrapped)
@@ -293,9 +295,7 @@ def test_the_state_of_all_ranks_is_the_same_on_all_and_must_fit() -> None:
     loss_of(wrapped, 1).backward()  # type: ignore[no-untyped-call]
 
 
-@pytest.mark.parametrize(
-    "spec", ["topk:ratio=0.1,min_size=0", "powersgd:rank=2,min_size=0", "dgc:ratio=0.1,min_size=0"]
-)
+@pytest.mark.parametrize("spec", ["topk:ratio=0.1,min_size=0", "powersgd:rank=2,min_size=0"])
 def test_a_job_moves_from_horovod_to_ddp_and_back(spec: str, tmp_path: Path) -> None:
     folder = Path(hvd.broadcast_object(str(tmp_path)))
     straight = Job(spec, momentum=0.0).run(range(9))

@@ -33,9 +33,14 @@ def tensor(step: int = 0, shape: tuple[int, ...] = (8, 12), dtype: torch.dtype =
     return torch.randint(-99, 99, shape, generator=generator).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("spec", ["topk:ratio=1.0,min_size=0", "powersgd:rank=64,min_gain=0,min_size=0"])
+@pytest.mark.parametrize(
+    ("spec", "call", "dtype"),
+    [
+        *(("topk:ratio=1.0,min_size=0", call, torch.float32) for call in CALLS),
+        ("topk:ratio=1.0,min_size=0", "average", torch.float16),
+        ("powersgd:rank=64,min_gain=0,min_size=0", "scaled", torch.float64),
+    ],
+)
 def test_without_loss_it_is_horovods_own(spec: str, call: str, dtype: torch.dtype) -> None:
     options = dict(CALLS[call])
     if call == "a process set":
@@ -151,7 +156,7 @@ def test_without_a_name() -> None:
         assert "give name=, the same on all ranks" in refusal(UnknownParameterError, call)
 
 
-@pytest.mark.parametrize("op", ["Adasum", "Min", "Max", "Product"])
+@pytest.mark.parametrize("op", ["Adasum", "Max"])
 def test_other_reductions(op: str) -> None:
     call = lambda c: hvd.allreduce(tensor(), name="x", op=getattr(hvd, op), compression=c)  # noqa: E731
     assert f"op=hvd.{op} is not supported with this compression" in refusal(UnsupportedError, call)

@@ -116,15 +116,21 @@ class Job:
         return torch.cat([p.grad.full_tensor().flatten() for p in self.model.parameters() if p.grad is not None])
 
 
-@pytest.mark.parametrize("shard", MODES)
+@pytest.mark.parametrize("shard", [as_one, two_layers_together, in_half_precision, reduced_in_half_precision])
 def test_no_compression_equals_plain_fsdp(shard: Callable[[nn.Sequential], None]) -> None:
     plain, ours = Job(None, shard).run(range(6)), Job("none", shard).run(range(6))
     tolerance = 1e-3 if shard is reduced_in_half_precision else 1e-5  # ours sums in float32
     torch.testing.assert_close(ours.weights(), plain.weights(), rtol=1e-4, atol=tolerance)
 
 
-@pytest.mark.parametrize("shard", MODES)
-@pytest.mark.parametrize("spec", ["fp16", "bf16", f"qsgd:bits=8,{EIGHT_BITS}", f"int8:bits=16,{EIGHT_BITS}", FEEDBACK])
+@pytest.mark.parametrize(
+    ("spec", "shard"),
+    [
+        *((f"qsgd:bits=8,{EIGHT_BITS}", shard) for shard in MODES),
+        *((spec, each_layer) for spec in ("fp16", "bf16", f"int8:bits=16,{EIGHT_BITS}", FEEDBACK)),
+        (FEEDBACK, two_layers_together),
+    ],
+)
 def test_a_few_bits_train_as_plain_fsdp_does(spec: str, shard: Callable[[nn.Sequential], None]) -> None:
     plain, ours = Job(None, shard).run(range(10)), Job(spec, shard).run(range(10))
     start = Job(None, shard).weights()
@@ -151,7 +157,7 @@ def test_accumulation_without_sync() -> None:
     torch.testing.assert_close(run("none"), run(None), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("spec", ["qsgd:bits=4", "int8", "loco", "bf16", "fp8", "block8"])
+@pytest.mark.parametrize("spec", ["qsgd:bits=4", "loco", "bf16", "fp8", "block8"])
 def test_the_bits_are_those_of_the_method(spec: str) -> None:
     """The gradient of a linear layer is known: the batch itself."""
     method = ReduceScattered(bare(spec))
@@ -202,8 +208,7 @@ def leaves_of(state: Any, path: str = "") -> list[tuple[str, Tensor]]:
     return [(path, state)] if isinstance(state, Tensor) else []
 
 
-@pytest.mark.parametrize("spec", [FEEDBACK, "loco", "qsgd"])
-@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize(("spec", "early"), [(FEEDBACK, True), ("loco", False), ("qsgd", True)])
 def test_resumes_bit_for_bit(spec: str, early: bool, tmp_path: Path) -> None:
     folder = everyone(str(tmp_path))[0]
     straight = Job(spec).run(range(6)).weights()

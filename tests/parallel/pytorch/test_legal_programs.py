@@ -13,10 +13,10 @@ import torch
 from parallel.pytorch.training import Job, assert_ranks_equal, batch, everyone, leaves_of
 from torch import Tensor, nn
 
-from hvd_compress.errors import DisagreementError, UnsupportedError
+from hvd_compress.errors import DisagreementError
 from hvd_compress.torch import Compression, TorchCompressor
 
-ALL_KINDS = pytest.mark.parametrize("spec", ["none", "fp16", "topk:ratio=0.05", "powersgd:rank=2", "qsgd"])
+ALL_KINDS = pytest.mark.parametrize("spec", ["none", "topk:ratio=0.05"])
 LOSSLESS = pytest.mark.parametrize("spec", ["none", "topk:ratio=1.0,min_size=0,vectors=on"])
 
 
@@ -124,7 +124,7 @@ def test_ranks_that_wait_for_each_other_in_the_backward_pass(spec: str) -> None:
     assert_ranks_equal(job.weights)
 
 
-@pytest.mark.parametrize("spec", ["fp16", "topk:ratio=0.05", "powersgd:rank=2", "qsgd"])  # none: Horovod works in place
+@pytest.mark.parametrize("spec", ["fp16", "topk:ratio=0.05"])  # none: Horovod works in place
 def test_gradients_in_sight_are_local_or_reduced(spec: str) -> None:
     job = Job(spec, momentum=0)
     for step in range(5):
@@ -174,43 +174,6 @@ def test_who_changes_gradients_before_they_are_reduced_is_told(how: str) -> None
             job.optimizer.step()
 
 
-class Unused(nn.Module):
-    """A large layer that is not used, before and after those that are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            self.before, self.a, self.b = nn.Linear(100, 100), nn.Linear(32, 48), nn.Linear(48, 10)
-            self.after = nn.Linear(100, 100)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.b(torch.relu(self.a(x)))
-        return out
-
-
-def test_unused_parameters_keep_no_bucket_waiting() -> None:
-    """In the second step all buckets of what is used are on their way when the backward pass ends."""
-    job = Job(Compression.topk(ratio=0.05, merge=2), Unused()).run(1)
-    (reducer,) = job.compression._reducers
-    job.backward(1)
-    assert reducer.step is not None
-    begun = [one.bucket.shapes for one in reducer.step.exchanges if one.begun]
-    assert {shape for shapes in begun for shape in shapes} == {(48, 32), (48,), (10, 48), (10,)}
-    job.optimizer.step()
-    assert_ranks_equal(job.weights)
-
-
-def test_a_parameter_that_is_used_later_is_exchanged() -> None:
-    model = Unused()
-    job = Job("topk:ratio=1.0,min_size=0", model, momentum=0).run(2)
-    stock = Job(hvd.Compression.none, Unused(), momentum=0).run(2)
-    both = lambda model, x, y: nn.functional.cross_entropy(model(x) + model.after(x.repeat(1, 4)[:, :100])[:, :10], y)  # noqa: E731
-    for one in (job, stock):
-        one.run(range(2, 4), both)
-    torch.testing.assert_close(job.weights, stock.weights, rtol=1e-5, atol=1e-6)
-
-
 def test_sparse_gradients_are_counted_but_not_compressed(caplog: pytest.LogCaptureFixture) -> None:
     class Words(nn.Module):
         def __init__(self) -> None:
@@ -233,7 +196,7 @@ def test_sparse_gradients_are_counted_but_not_compressed(caplog: pytest.LogCaptu
     assert_ranks_equal(job.weights)
 
 
-@pytest.mark.parametrize("spec", ["topk:ratio=0.05", "powersgd:rank=2", "randomk:ratio=0.05", "dgc:ratio=0.05", "qsgd"])
+@pytest.mark.parametrize("spec", ["topk:ratio=0.05", "powersgd:rank=2"])
 def test_discarded_steps_leave_no_trace(spec: str) -> None:
     skipping, calm = Job(spec, momentum=0), Job(spec, momentum=0)
     for step in [90, 0, 1, 91, 92, 2, 3]:
@@ -249,15 +212,6 @@ def test_discarded_steps_leave_no_trace(spec: str) -> None:
     assert torch.equal(skipping.weights, calm.weights)
     for path, leaf in leaves_of(calm.compression).items():
         assert torch.equal(leaf, leaves_of(skipping.compression)[path]), path
-
-
-def test_discard_before_the_reduction_is_refused() -> None:
-    job = Job("topk:ratio=0.05").run(1)
-    job.compression.discard()
-    job.backward(1)
-    with pytest.raises(UnsupportedError, match=r"optimizer.synchronize\(\) first"):
-        job.compression.discard()
-    job.optimizer.step()
 
 
 def told(job: Job, step: int) -> str:
@@ -276,40 +230,6 @@ def test_discard_on_one_rank_is_told_to_all() -> None:
     assert "the restored state: rank 0 has 'step 2" in told(job, 2)
 
 
-def states(job: Job) -> list[dict[str, Any]]:
-    """The states after each of three steps."""
-    found = []
-    for step in range(3):
-        job.run(range(step, step + 1))
-        found.append(job.compression.state_dict())
-    return found
-
-
-def test_states_of_other_steps_are_told_to_all() -> None:
-    saved = states(Job("randomk:ratio=0.05"))
-    job = Job("randomk:ratio=0.05")
-    job.compression.load_state_dict(saved[2 if last() else 1])
-    assert "the restored state: rank 0 has 'step 2 of job" in told(job, 0)
-
-
-def test_a_rank_that_alone_goes_back_is_told_to_all() -> None:
-    job = Job("randomk:ratio=0.05")
-    saved = states(job)
-    if last():
-        job.compression.load_state_dict(saved[0])
-    assert "'step 1 of job" in told(job, 3)
-
-
-def test_all_ranks_go_back() -> None:
-    job, straight = Job("randomk:ratio=0.05", momentum=0), Job("randomk:ratio=0.05", momentum=0)
-    saved = states(straight)
-    first = Job("randomk:ratio=0.05", momentum=0).run(1)
-    job.model.load_state_dict(first.model.state_dict())
-    job.compression.load_state_dict(saved[0])
-    job.run(range(1, 3))
-    assert torch.equal(job.weights, straight.weights)
-
-
 def test_an_optimizer_made_anew_on_one_rank_goes_on() -> None:
     job, calm = Job("topk:ratio=0.05", momentum=0), Job("topk:ratio=0.05", momentum=0)
     for step in range(4):
@@ -326,7 +246,7 @@ def test_an_optimizer_made_anew_on_one_rank_goes_on() -> None:
 
 def test_hooks_on_several_threads() -> None:
     """Autograd calls hooks from a thread for each device; here from eight, all at once."""
-    for turn in range(5):
+    for turn in range(2):
         sizes = [(40, 30)] * 24
         parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
         compression: TorchCompressor = Compression.topk(ratio=0.1, min_size=0, merge=5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
 
 import horovod.torch as hvd
 import pytest
@@ -15,10 +14,7 @@ from torch import nn
 from hvd_compress.errors import (
     CompressionError,
     DisagreementError,
-    ExchangeError,
-    GradientError,
     SpecError,
-    UnknownParameterError,
     UnsupportedError,
 )
 from hvd_compress.torch import Compression
@@ -42,21 +38,13 @@ def test_compressors_are_horovods() -> None:
     ("specs", "message"),
     [
         (["topk:ratio=0.01", "topk:ratio=0.02"], "the method: rank 0 has 'topk', rank 1 has 'topk:ratio=0.02'"),
-        (["topk", "powersgd"], "rank 0 has 'topk', rank 1 has 'powersgd'"),
-        (["topk", "topk:feedback=off"], "rank 1 has 'topk:feedback=off'"),
         (["none", "topk"], "rank 0 has 'none', rank 1 has 'topk'"),
         (["topk", "none"], "rank 0 has 'topk', rank 1 has 'none'"),
-        (["fp16", "powersgd"], "rank 0 has 'fp16', rank 1 has 'powersgd'"),
         (["none", "fp16"], "rank 0 has 'none', rank 1 has 'fp16'"),
     ],
 )
 def test_other_compression_on_one_rank(specs: list[str], message: str) -> None:
     assert message in refused(Job(specs[hvd.rank() == 1]), DisagreementError)
-
-
-def test_other_merge_on_one_rank() -> None:
-    job = Job(Compression.topk(merge=1 + (hvd.rank() == 1)))
-    assert "the merge: rank 0 has 1, rank 1 has 2" in refused(job, DisagreementError)
 
 
 EITHER_WAY = pytest.mark.parametrize("spec", ["topk", "none"])
@@ -75,45 +63,7 @@ def test_other_parameters_on_one_rank(spec: str) -> None:
     assert f"rank 1 has 'alone {spec}.4.weight'" in message
 
 
-@EITHER_WAY
-def test_other_shape_on_one_rank(spec: str) -> None:
-    model = make_model()
-    if hvd.rank() == 1:
-        model = nn.Sequential(nn.Linear(32, 40), nn.ReLU(), nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 10))
-    assert "(48, 32)" in refused(Job(spec, model), DisagreementError)
-
-
-@EITHER_WAY
-def test_other_dtype_on_one_rank(spec: str) -> None:
-    model = make_model()
-    if hvd.rank() == 1:
-        model[2].double()
-    message = refused(Job(spec, model), DisagreementError, squares)
-    assert "(64, 48) and float32 at position 2" in message and "(64, 48) and float64 at position 2" in message
-
-
-@EITHER_WAY
-def test_other_order_on_one_rank(spec: str) -> None:
-    names = ["a", "b"] if hvd.rank() == 0 else ["b", "a"]
-    model = nn.ModuleDict({name: nn.Linear(32, 32, bias=False) for name in names})
-    message = refused(Job(spec, model), DisagreementError, squares)
-    assert "rank 0 has 'a.weight'" in message and "rank 1 has 'b.weight'" in message
-
-
-def squares(model: nn.Module, *_: Any) -> torch.Tensor:
-    """A loss with a gradient in each parameter, whatever the model."""
-    return torch.stack([p.float().square().sum() for p in model.parameters()]).sum()
-
-
-def test_training_goes_on_after_a_refusal() -> None:
-    """Nothing is left in Horovod's queues: the next job of the same process runs."""
-    refused(Job(["topk", "int8"][hvd.rank() == 1]), DisagreementError)
-    Job("topk").run(2)
-
-
-@pytest.mark.parametrize(
-    "spec", ["dgc", "topk:momentum=0.5", "signum", "topk:momentum=0.5,feedback=off", "topk:delay=5"]
-)
+@pytest.mark.parametrize("spec", ["dgc", "topk:momentum=0.5,feedback=off", "signum", "topk:delay=5"])
 def test_momentum_twice(spec: str) -> None:
     """The optimizer of a job has a momentum of 0.9, which SGD and Horovod do not tell the method."""
     message = refused(Job(spec), UnsupportedError)
@@ -141,7 +91,7 @@ def test_elastic_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "fp16"])
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float16, torch.float64])
 def test_direct_calls_are_as_horovods_own(name: str, dtype: torch.dtype) -> None:
     tensor = (torch.arange(5) + hvd.rank()).to(dtype)
     mine, theirs = (
@@ -149,13 +99,6 @@ def test_direct_calls_are_as_horovods_own(name: str, dtype: torch.dtype) -> None
         for catalogue in (Compression, hvd.Compression)
     )
     assert torch.equal(mine, theirs) and mine.dtype == theirs.dtype == dtype
-
-
-def test_complex_parameters() -> None:
-    model = nn.ParameterDict({"w": nn.Parameter(torch.ones(40, 40, dtype=torch.complex64))})
-    job = Job("topk", model)
-    with pytest.raises(GradientError, match=r"the gradient of 'w' has dtype complex64.*allowed: float16"):
-        job.run(1, lambda m, x, y: m["w"].abs().sum())
 
 
 def test_a_factory_that_was_not_called() -> None:
@@ -171,21 +114,3 @@ def test_too_many_passes() -> None:
         job.backward(2)
     with pytest.warns(UserWarning, match="gradients were changed between"):  # what was added to them is lost
         job.optimizer.synchronize()
-
-
-def test_a_gradient_that_nobody_announced() -> None:
-    job = Job("topk").run(1)
-    late = nn.Parameter(torch.ones(2, 2))
-    (reducer,) = job.compression._reducers
-    with pytest.raises(UnknownParameterError, match="was added to the optimizer after"):
-        reducer.add(id(late), torch.ones(2, 2))
-
-
-def test_a_gradient_that_comes_twice() -> None:
-    job = Job("topk").run(1)
-    parameter = next(job.model.parameters())
-    (reducer,) = job.compression._reducers
-    reducer.add(id(parameter), torch.ones_like(parameter))
-    with pytest.raises(ExchangeError, match=r"the gradient of '0\.weight' came twice in one step"):
-        reducer.add(id(parameter), torch.ones_like(parameter))
-    reducer.abort()

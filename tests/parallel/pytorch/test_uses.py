@@ -64,6 +64,7 @@ def test_shared_weights() -> None:
     assert_as_plain(make)
 
 
+@pytest.mark.long
 def test_compiled_model() -> None:
     def make(compression: Any) -> Job:
         return Job(compression, torch.compile(make_model(), backend="aot_eager"))  # type: ignore[arg-type]

@@ -14,9 +14,6 @@ from hvd_compress.torch import Compression, TorchCompressor
 
 SIZE = int(os.environ.get("HOROVOD_SIZE") or os.environ["OMPI_COMM_WORLD_SIZE"])
 NODES = SIZE // int(os.environ.get("HOROVOD_LOCAL_SIZE") or os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"])
-SLOW_HERE = "OMPI_COMM_WORLD_SIZE" not in os.environ and SIZE == 3
-"""Three ranks take long over Gloo on two cores; what the other jobs show as well is left to them."""
-
 EVEN, ODD = hvd.ProcessSet(range(0, SIZE, 2)), hvd.ProcessSet(range(1, SIZE, 2))
 
 LOSSLESS = ["topk:ratio=1.0", "randomk:ratio=1.0", "powersgd:rank=64,min_gain=0,min_size=0"]

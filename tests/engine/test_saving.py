@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 from copy import deepcopy
 from pathlib import Path
 
-import horovod.torch as hvd
 import pytest
 import torch
-from parallel.pytorch.training import SIZE, Job, assert_ranks_equal, everyone, leaves_of
+from engine.ranks import Compression, Job, assert_ranks_equal, everyone, leaves_of, rank, size
 
 from hvd_compress.errors import DisagreementError, StateError
-from hvd_compress.torch import Compression
+
+pytestmark = [pytest.mark.usefixtures("on_ranks"), pytest.mark.matched("names", "channels")]
 
 SPEC = "randomk:ratio=0.1"
 """Ranks that go on from different steps draw different entries, so their weights drift apart."""
-LAST = SIZE - 1
+
+
+def is_last() -> bool:
+    """Whether this is the last rank."""
+    return rank() == size() - 1
 
 
 @pytest.fixture
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A folder that all ranks share."""
-    return Path(everyone(str(tmp_path_factory.mktemp("saves")))[0])
+    return tmp_path
 
 
 def of(job: Job) -> Job:
@@ -39,7 +42,7 @@ def broken_off(folder: Path, steps: int = 2) -> Job:
     job.compression.save(folder)
     kept = of(job)
     job.run(range(steps, steps + 2))
-    if hvd.rank() == 0:
+    if rank() == 0:
         job.compression.save(folder)
     everyone("saved")
     return kept
@@ -48,8 +51,7 @@ def broken_off(folder: Path, steps: int = 2) -> Job:
 def test_a_save_that_was_broken_off_is_skipped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     whole = Job(SPEC).run(6)
     job = broken_off(folder)
-    with caplog.at_level(logging.WARNING, "hvd_compress"):
-        job.compression.load(folder)
+    job.compression.load(folder)
     assert "skipped save 2" in caplog.text and "resuming from save 1" in caplog.text
     job.run(range(2, 6))
     assert_ranks_equal(job.weights)
@@ -61,14 +63,14 @@ def test_a_job_that_comes_to_the_same_step_again_does_not_mix_its_files_with_old
     job = broken_off(folder)
     job.compression.load(folder)
     job.run(range(10, 12))
-    if hvd.rank() == LAST:
+    if is_last():
         job.compression.save(folder)
     everyone("saved")
     third = of(job)
     third.compression.load(folder)
     assert [session["steps"] for session in third.compression.state_dict()["sessions"].values()] == [2]
     everyone("loaded")  # before the save is completed
-    if hvd.rank() != LAST:
+    if not is_last():
         job.compression.save(folder)
     everyone("saved")
     third.compression.load(folder)
@@ -89,20 +91,20 @@ def test_ranks_that_have_not_loaded_the_same_are_refused(folder: Path, other: st
     job = of(older)
     if late:
         job.run(1)
-    if hvd.rank() != LAST or other != "none":
-        job.compression.load(folder / ("older" if hvd.rank() == LAST else "newer"))
+    if not is_last() or other != "none":
+        job.compression.load(folder / ("older" if is_last() else "newer"))
     with pytest.raises(DisagreementError, match="disagree on the restored state: rank 0 has") as error:
         job.run(range(3, 4))
     assert len(set(everyone(str(error.value)))) == 1
 
 
 def test_disks_of_their_own_are_refused_with_the_cure(folder: Path) -> None:
-    Job(SPEC).run(1).compression.save(folder / str(hvd.rank()))
+    Job(SPEC).run(1).compression.save(folder / str(rank()))
     everyone("saved")
     with pytest.raises(
         StateError, match=r"ranks are missing .*into one shared folder \(or copy the files of all hosts"
     ):
-        Compression.parse(SPEC).load(folder / str(hvd.rank()))
+        Compression.parse(SPEC).load(folder / str(rank()))
 
 
 def test_old_saves_are_removed_once_a_newer_one_is_complete(folder: Path) -> None:

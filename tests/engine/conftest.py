@@ -1,0 +1,78 @@
+"""Each test of this folder runs on ranks as threads, for each way to match collectives."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch._dynamo  # loaded by the first optimizer otherwise
+from engine.ranks import enter
+
+from hvd_compress.core.rank_threads import Matching, RankThreads, ThreadTransport
+from hvd_compress.ops.torch_devices import torch_ops
+from hvd_compress.torch import step
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _frozen() -> Iterator[None]:
+    gc.collect()
+    gc.freeze()  # tests that collect garbage need not look at what was imported
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may stop waiting for others does so soon."""
+    monkeypatch.setattr(step, "_PATIENCE", 0.1)
+
+
+class Setting(NamedTuple):
+    """How many ranks, and how their collectives are matched."""
+
+    size: int
+    matching: Matching
+    local_size: int = 1
+
+
+SETTINGS = [Setting(2, "names"), Setting(3, "channels"), Setting(2, "turns")]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Repeat tests for each setting, unless they make their own ranks."""
+    if "on_ranks" in metafunc.fixturenames:
+        only = metafunc.definition.get_closest_marker("matched")
+        settings = [one for one in SETTINGS if only is None or one.matching in only.args]
+        metafunc.parametrize("on_ranks", settings, ids=lambda one: f"{one.size} by {one.matching}", indirect=True)
+
+
+@pytest.fixture
+def on_ranks(request: pytest.FixtureRequest) -> Setting:
+    """The ranks that a test runs on."""
+    setting: Setting = request.param
+    return setting
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test on all ranks; its seed is that of its name."""
+    setting = pyfuncitem.funcargs.get("on_ranks")
+    if not isinstance(setting, Setting):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    arguments = {name: value for name, value in pyfuncitem.funcargs.items() if name in names}
+
+    def program(transport: ThreadTransport) -> None:
+        enter(transport)
+        pyfuncitem.obj(**arguments)
+
+    seed = zlib.crc32(pyfuncitem.nodeid.encode())
+    RankThreads(setting.size, torch_ops("cpu"), setting.local_size, seed, setting.matching).run(program)
+    return True
