@@ -14,8 +14,14 @@ pytestmark = pytest.mark.jobs
 RANK = Path(__file__).with_name("ddp_rank.py")
 
 
-@pytest.mark.parametrize(("spec", "kind"), [("none", "ddp"), ("powersgd:rank=2", "ddp"), ("qsgd", "sharded")])
-@pytest.mark.parametrize("fault", ["exit", "stall"])
+@pytest.mark.parametrize(
+    ("spec", "kind", "fault"),
+    [
+        ("powersgd:rank=2", "ddp", "exit"),
+        ("qsgd", "sharded", "stall"),
+        *(pytest.param("none", "ddp", fault, marks=pytest.mark.long) for fault in ("exit", "stall")),
+    ],
+)
 def test_a_rank_is_missing(spec: str, kind: str, fault: str, tmp_path: Path) -> None:
     command = [sys.executable, str(RANK), str(tmp_path / "store")]
     ranks = [

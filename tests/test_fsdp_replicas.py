@@ -14,7 +14,7 @@ pytestmark = pytest.mark.jobs
 RANK = Path(__file__).with_name("fsdp_rank.py")
 
 
-@pytest.mark.parametrize("shards", [2, 1])
+@pytest.mark.parametrize("shards", [2, pytest.param(1, marks=pytest.mark.long)])
 def test_nodes_of_two_ranks_equal_plain_training(shards: int, tmp_path: Path) -> None:
     """Each node holds the model once, or twice: then both ranks of a node are replicas."""
     command = [sys.executable, str(RANK), str(tmp_path / "store"), str(shards)]

@@ -25,7 +25,7 @@ def mpirun(ranks: int, job: Path, *arguments: str) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize("job", ["methods", "collectives", "behaviour"])
 def test_under_mpirun(job: str, ranks: int) -> None:
     assert mpirun(ranks, TESTS / "mpi" / f"{job}_job.py").count("all is well on rank") == ranks

@@ -10,6 +10,7 @@ from launching import horovodrun
 pytestmark = pytest.mark.jobs
 
 JOB = Path(__file__).resolve().parent / "resume" / "nodes_job.py"
+FRAMEWORKS = pytest.mark.parametrize("framework", ["torch", pytest.param("keras", marks=pytest.mark.long)])
 SPECS = ["topk:ratio=0.05,hierarchical=on", "qsgd:bits=4,feedback=on,hierarchical=on"]
 
 
@@ -20,14 +21,14 @@ def errors(framework: str, part: str, nodes: list[int]) -> list[str]:
     return [line.partition("error: ")[2] for line in job.stdout.splitlines() if "error: " in line]
 
 
-@pytest.mark.parametrize("framework", ["torch", "keras"])
+@FRAMEWORKS
 def test_without_process_sets_the_error_says_what_to_add(framework: str) -> None:
     said = errors(framework, "without sets", [2, 2])
     assert len(said) == 4 and len(set(said)) == 1
     assert "hvd.init(process_sets=hvd_compress.node_process_sets())" in said[0]
 
 
-@pytest.mark.parametrize("framework", ["torch", "keras"])
+@FRAMEWORKS
 def test_unequal_nodes_are_named_on_all_ranks(framework: str) -> None:
     said = errors(framework, "train", [2, 1])
     assert len(said) == 3 and len(set(said)) == 1
@@ -39,15 +40,14 @@ def test_a_rank_that_is_killed_ends_the_job() -> None:
     assert job.returncode and "Killed" in job.stdout and "went on" not in job.stdout
 
 
-@pytest.mark.parametrize("framework", ["torch", "keras"])
+@FRAMEWORKS
 def test_no_node_ends_the_job_while_another_is_in_its_last_step(framework: str) -> None:
     job = horovodrun(4, "gloo", JOB, framework, "late", "", nodes=[2, 2])
     assert job.stdout.count("went on") == 4
 
 
-@pytest.mark.parametrize(
-    "nodes", [[2, 2, 2], pytest.param([2, 1], marks=pytest.mark.long), pytest.param([1, 1], marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("nodes", [[2, 2, 2], [2, 1], [1, 1]])
 def test_residuals_go_on_with_other_nodes(nodes: list[int], tmp_path: Path) -> None:
     first = horovodrun(4, "gloo", JOB, "torch", "save", tmp_path, *SPECS, nodes=[2, 2])
     assert first.stdout.count("save done") == 4

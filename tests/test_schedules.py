@@ -129,14 +129,19 @@ def test_a_job_goes_on_from_what_a_save_had_kept() -> None:
 
 
 @pytest.mark.jobs
-@pytest.mark.parametrize(("framework", "seeds"), [("torch", "0:7"), ("keras", "4:7")])
+@pytest.mark.parametrize(
+    ("framework", "seeds"), [("torch", "0:2"), pytest.param("keras", "4:7", marks=pytest.mark.long)]
+)
 def test_a_few_schedules(framework: Framework, seeds: str) -> None:
     job = run([sys.executable, RUN, framework, "--seeds", seeds], timeout=900)
     assert job.returncode == 0, job.stdout
 
 
 @pytest.mark.jobs
-@pytest.mark.parametrize(("plant", "seed"), [("residual", 1), ("manifest", 1), ("agreement", 7)])
+@pytest.mark.parametrize(
+    ("plant", "seed"),
+    [("residual", 1), *(pytest.param(*one, marks=pytest.mark.long) for one in (("manifest", 1), ("agreement", 7)))],
+)
 def test_a_planted_bug_is_found(plant: str, seed: int) -> None:
     job = run([sys.executable, RUN, "torch", "--seed", str(seed), "--plant", plant], timeout=900)
     assert job.returncode == 1, job.stdout

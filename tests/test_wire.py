@@ -21,7 +21,7 @@ from hvd_compress import LocalWorld
 from hvd_compress.tools.bench.jobs import CONTROLLERS, LAUNCHER
 from hvd_compress.tools.bench.traffic import share
 
-pytestmark = pytest.mark.jobs
+pytestmark = [pytest.mark.jobs, pytest.mark.long]
 
 # Payloads well above what Horovod's coordination takes.
 ALL = [spec.replace("threshold=1", "threshold=2").replace("rank=2", "rank=16") for spec in EXAMPLES]

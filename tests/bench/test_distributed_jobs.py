@@ -23,24 +23,24 @@ NUMBERS = 500 * 64 * 32
 for_real = pytest.mark.needs("hosts")
 
 
-def bench(file: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
+def bench(file: Path, *arguments: str) -> dict[str, dict[str, Any]]:
     result = RUNNER.invoke(command.bench, [*arguments, "--steps", "2", "--warmup", "1", "--json", str(file)])
     assert result.exit_code == 0, result.output
-    written = json.loads(file.read_text())
-    assert written["machine"]["cpu"] in result.output.replace("\n", " ")
-    return result.output, {one["label"]: one for one in written["results"]}
+    return {one["label"]: one for one in json.loads(file.read_text())["results"]}
 
 
+@pytest.mark.long
 def test_the_worker() -> None:
-    job = horovodrun(2, "mpi", Path(__file__).with_name("distributed_job.py"), timeout=300)
+    job = horovodrun(2, "mpi", Path(__file__).with_name("distributed_job.py"))
     assert job.stdout.count("all is well on rank") == 2
 
 
 @for_real
+@pytest.mark.long
 def test_steps_on_hosts(tmp_path: Path) -> None:
     plot = tmp_path / "plot.png"
     where = ("--hosts", "2", "--rate", "1gbit", "--model", "many", "--plot", str(plot))
-    _, found = bench(tmp_path / "r.json", "steps", "none", "qsgd", *where, "--merge", "2", "--against", "horovod")
+    found = bench(tmp_path / "r.json", "steps", "none", "qsgd", *where, "--merge", "2", "--against", "horovod")
     assert list(found) == [ALONE, "Horovod's none", "Horovod's fp16", "none", "qsgd merge=2"]
     assert found["none"]["payload"] == 4 * NUMBERS
     assert found["qsgd merge=2"]["payload"] < NUMBERS
@@ -53,9 +53,10 @@ def test_steps_on_hosts(tmp_path: Path) -> None:
     assert plot.exists()
 
 
+@pytest.mark.long
 def test_steps_of_two_drivers(tmp_path: Path) -> None:
     where = ("--framework", "ddp", "--against", "ddp", "--ranks", "2", "--model", "many")
-    _, found = bench(tmp_path / "r.json", "steps", "topk:ratio=0.01", *where)
+    found = bench(tmp_path / "r.json", "steps", "topk:ratio=0.01", *where)
     own = ["DDP's none", "DDP's fp16", "DDP's PowerSGD, rank 4"]
     assert list(found) == [ALONE, *own, "topk:ratio=0.01 by ddp", "topk:ratio=0.01 by horovod"]
     assert all(one["ms"] > 0 for one in found.values())
@@ -63,25 +64,24 @@ def test_steps_of_two_drivers(tmp_path: Path) -> None:
     assert 0 < ddp["payload"] < horovod["payload"] < ddp["payload"] + 10 * 500  # a carrier for each gradient
 
 
+@pytest.mark.long
 def test_steps_of_a_sharded_model(tmp_path: Path) -> None:
     where = ("--framework", "fsdp", "--against", "fsdp", "--ranks", "2", "--model", "many")
-    _, found = bench(tmp_path / "r.json", "steps", "qsgd:bits=8", *where)
+    found = bench(tmp_path / "r.json", "steps", "qsgd:bits=8", *where)
     assert list(found) == [ALONE, "FSDP's none", "FSDP's bf16", "qsgd:bits=8"]
     assert all(one["ms"] > 0 for one in found.values())
-    numbers = 500 * 64 * 32
-    assert numbers < found["qsgd:bits=8"]["payload"] < 1.02 * numbers
+    assert NUMBERS < found["qsgd:bits=8"]["payload"] < 1.02 * NUMBERS
 
 
 def test_exchanges_here_with_a_profile(tmp_path: Path) -> None:
     where = ("--ranks", "2", "--controller", "mpi", "--shapes", "many", "--merge", "2", "--profile")
-    printed, found = bench(tmp_path / "r.json", "exchange", "efsignsgd", *where)
+    found = bench(tmp_path / "r.json", "exchange", "efsignsgd", *where)
     assert list(found) == [ALONE, "efsignsgd merge=2"]
     one = found["efsignsgd merge=2"]
     assert one["device"] is None
     assert one["encode"] + one["decode"] <= one["python"] * 1.001
     called = {row["function"].split()[-1]: row["calls"] for row in one["profile"]}
     assert called["compress"] == called["decompress"] == 500
-    assert "under the profiler" in printed
 
 
 @pytest.mark.long

@@ -10,20 +10,31 @@ from hvd_compress.errors import SpecError
 from hvd_compress.tools.bench.inputs import INPUTS, NEIGHBOURS, RMS, sample
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("name", [name for name in INPUTS if name != "digits"])
 def test_the_same_arguments_give_the_same_gradients(name: str) -> None:
     first, second = sample(name, 3000, 3), sample(name, 3000, 3)
     assert first.shapes == second.shapes and len(first.ranks) == 3
     for a, b in zip(first.ranks, second.ranks, strict=True):
         np.testing.assert_array_equal(a, b)
         assert a.dtype == np.float32 and np.isfinite(a).all() and a.any()
+    assert not np.array_equal(*first.ranks[:2])
 
 
-@pytest.mark.parametrize("name", INPUTS)
-def test_ranks_differ(name: str) -> None:
-    a, b = sample(name, 3000, 2).ranks
-    assert not np.array_equal(a, b)
+@pytest.mark.slow
+def test_digits_are_the_gradients_of_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first minibatches, here; they neither depend on the global generator nor touch it."""
+    monkeypatch.setattr("hvd_compress.tools.bench.digits.EPOCHS", 0)
+    given = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        given.append(sample("digits", 1, 2))
+        assert torch.equal(torch.get_rng_state(), before)
+    digits = given[0]
+    np.testing.assert_array_equal(digits.ranks, given[1].ranks)
+    assert digits.shapes["0.weight"] == (32, 1, 3, 3) and digits.shapes["6.weight"] == (128, 1024)
+    assert [x.size for x in digits.ranks] == [151_306] * 2 and not np.array_equal(*digits.ranks)
+    np.testing.assert_array_equal(np.concatenate([x[1].ravel() for x in digits.tensors.values()]), digits.ranks[1])
 
 
 def test_gaussian_ranks_have_nothing_in_common() -> None:
@@ -55,38 +66,12 @@ def test_embeddings_are_mostly_zero() -> None:
     assert 30 < rows.any(axis=0).sum() <= 40
 
 
-def test_digits_are_the_gradients_of_the_example() -> None:
-    digits = sample("digits", 1, 2)
-    assert digits.shapes["0.weight"] == (32, 1, 3, 3) and digits.shapes["6.weight"] == (128, 1024)
-    assert [x.size for x in digits.ranks] == [151_306] * 2
-    tensors = digits.tensors
-    np.testing.assert_array_equal(np.concatenate([x[1].ravel() for x in tensors.values()]), digits.ranks[1])
-
-
-def test_digits_neither_depend_on_the_global_generator_nor_touch_it() -> None:
-    given = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        before = torch.get_rng_state()
-        given.append(sample("digits", 1, 1).ranks[0])
-        assert torch.equal(torch.get_rng_state(), before)
-    np.testing.assert_array_equal(given[0], given[1])
-
-
 def test_a_gradient_without_shapes_is_the_largest_square() -> None:
     (tensor,) = sample("gaussian", 150, 2).tensors.values()
     assert tensor[0].shape == (12, 12)
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "ranks", "message"),
-    [
-        ("gausian", 10, 2, "did you mean 'gaussian'"),
-        ("blocky", 0, 2, "size=0"),
-        ("blocky", 10, 0, "ranks=0"),
-        ("digits", 10, 45, "1 to 44 ranks"),
-    ],
-)
-def test_mistakes(name: str, size: int, ranks: int, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        sample(name, size, ranks)
+def test_mistakes() -> None:
+    for name, size, ranks in (("gausian", 10, 2), ("blocky", 0, 2), ("blocky", 10, 0)):
+        with pytest.raises(SpecError):
+            sample(name, size, ranks)

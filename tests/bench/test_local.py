@@ -9,21 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from hvd_compress.methods import REGISTRY
 from hvd_compress.tools.bench.local import command, graph, kernels, methods
 from hvd_compress.tools.bench.local.timing import plain_copy, timed
 
-APP = typer.Typer()
-APP.command("kernels")(command.kernels)
-APP.command("methods")(command.methods)
 
-
+@pytest.mark.slow
 def test_every_kernel_is_announced_and_timed_in_copies() -> None:
     heard: list[str] = []
-    lines = kernels.measure(4096, 1, heard.append)
+    lines = kernels.measure(256, 1, heard.append)
     assert heard == [line.name for line in lines] == kernels.names()
     for line in lines:
         assert line.ms > 0 and line.ratio > 0 and line.gb_per_s > 0
@@ -37,14 +33,6 @@ def test_a_function_is_timed_beside_a_copy() -> None:
     assert found.ratio == found.seconds / found.copy
 
 
-@pytest.mark.parametrize("name", sorted(REGISTRY))
-def test_methods_are_taken_apart(name: str) -> None:
-    (line,) = methods.measure([name], 4096, 2, 1)
-    assert line.spec == name
-    assert line.encode_ms > 0 and line.decode_ms > 0 and line.bits > 0
-    assert np.isfinite(line.vnmse)
-
-
 def test_bits_and_errors_are_those_of_the_method() -> None:
     exact, half, some = methods.measure(["none", "fp16", "topk:ratio=0.25"], 4096, 2, 2)
     assert (exact.bits, half.bits) == (32, 16)
@@ -52,30 +40,32 @@ def test_bits_and_errors_are_those_of_the_method() -> None:
     assert some.bits == 0.25 * (32 + 16)
 
 
+@pytest.mark.slow
+def test_methods_are_taken_apart() -> None:
+    lines = methods.measure([*REGISTRY], 1024, 2, 1)
+    assert [line.spec for line in lines] == [*REGISTRY]
+    for line in lines:
+        assert line.encode_ms > 0 and line.decode_ms > 0 and line.bits > 0 and np.isfinite(line.vnmse), line.spec
+
+
+@pytest.mark.slow
 def test_results_are_shown_and_written(tmp_path: Path) -> None:
     written, drawn = tmp_path / "results.json", tmp_path / "results.png"
     options = ["--size", "2048", "--turns", "1", "--json", str(written), "--plot", str(drawn)]
-    for name in ("kernels", "methods"):
-        result = CliRunner().invoke(APP, [name, *options, *(["topk:ratio=0.25"] if name == "methods" else [])])
-        assert result.exit_code == 0, result.output
-        found = json.loads(written.read_text())
-        assert found["settings"]["size"] == 2048
-        assert found["machine"]["cores"] > 0 and found["results"]
-        assert drawn.read_bytes().startswith(b"\x89PNG")
+    result = CliRunner().invoke(command.bench, ["methods", *options, "topk:ratio=0.25"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(written.read_text())
+    assert found["settings"]["size"] == 2048 and found["machine"]["cores"] > 0
+    assert [one["spec"] for one in found["results"]] == ["topk:ratio=0.25"]
+    assert drawn.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.jobs
+@pytest.mark.long
 def test_ways_in_a_graph_are_compared(tmp_path: Path) -> None:
     """In a process of its own: how many threads TensorFlow has is settled with its first operation."""
     written = tmp_path / "results.json"
     command = [sys.executable, "-m", "hvd_compress", "bench", "graph", "--size", "4096", "--turns", "1"]
-    subprocess.run([*command, "--json", str(written)], check=True, timeout=300)
+    subprocess.run([*command, "--json", str(written)], check=True)
     found = json.loads(written.read_text())["results"]
     assert [line["name"] for line in found] == list(graph.NAMES)
     assert all(line[way] > 0 for line in found for way in ("kernel", "xla", "plain"))
-
-
-def test_a_mistake_in_a_spec_is_status_2() -> None:
-    result = CliRunner().invoke(APP, ["methods", "topk:ratio=2"])
-    assert result.exit_code == 2
-    assert "ratio" in result.output

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hvd_compress.errors import ClusterError
-from hvd_compress.tools.cluster import Cluster, job, network
+from hvd_compress.tools.cluster import Cluster, network
 from hvd_compress.tools.cluster.rates import bits_per_second
 
 for_real = pytest.mark.needs("hosts")
@@ -21,21 +21,18 @@ for_real = pytest.mark.needs("hosts")
 SENT = 1_000_000
 
 TRANSFER = f"""
-import os, socket, time
+import os, socket, sys
 if os.environ["HOROVOD_RANK"] == "0":
-    with socket.create_server(("", 4711)) as server, server.accept()[0] as peer:
-        left = {SENT}
-        while left:
-            left -= len(peer.recv(left))
+    with socket.create_server(("", 4711)) as server:
+        open(sys.argv[1], "w").close()  # until the other reads
+        with server.accept()[0] as peer:
+            left = {SENT}
+            while left:
+                left -= len(peer.recv(left))
     print("received by", socket.gethostname())
 else:
-    while True:
-        try:
-            peer = socket.create_connection(("h1", 4711))
-            break
-        except ConnectionRefusedError:
-            time.sleep(0.05)
-    with peer:
+    open(sys.argv[1]).close()
+    with socket.create_connection(("h1", 4711)) as peer:
         peer.sendall(bytes({SENT}))
     print("sent by", socket.gethostname())
 """
@@ -83,9 +80,10 @@ def test_the_rate_is_in_force_both_ways_and_can_be_changed(cluster: Cluster) -> 
 
 
 @for_real
-def test_hosts_reach_each_other_through_the_limit(cluster: Cluster) -> None:
+def test_hosts_reach_each_other_through_the_limit(cluster: Cluster, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ready")
     before = cluster.traffic()
-    ended = cluster.launch([sys.executable, "-c", TRANSFER], timeout=300)
+    ended = cluster.launch([sys.executable, "-c", TRANSFER, str(tmp_path / "ready")])
     assert [(one.host, one.code, one.output) for one in ended] == [
         ("h1", 0, "received by h1\n"),
         ("h2", 0, "sent by h2\n"),
@@ -101,7 +99,7 @@ def test_hosts_reach_each_other_through_the_limit(cluster: Cluster) -> None:
 @for_real
 def test_horovod_runs_across_them(cluster: Cluster) -> None:
     before = cluster.traffic()
-    ended = cluster.launch([sys.executable, "-c", ALLREDUCE], timeout=300)
+    ended = cluster.launch([sys.executable, "-c", ALLREDUCE])
     assert [(one.code, one.output) for one in ended] == [(0, f"{rank} 0 2 [3.0]\n") for rank in range(2)]
     for was, now in zip(before, cluster.traffic(), strict=True):
         assert now.sent - was.sent > 400_000
@@ -116,17 +114,10 @@ def test_a_host_sees_nothing_else(cluster: Cluster) -> None:
 
 @for_real
 def test_the_first_that_fails_ends_the_others(cluster: Cluster) -> None:
-    program = "import os, sys, time; sys.exit('I gave up' if os.environ['HOROVOD_RANK'] == '1' else time.sleep(20))"
-    waiting, failed = cluster.launch([sys.executable, "-c", program], timeout=300)
+    program = "import os, signal, sys; sys.exit('I gave up' if os.environ['HOROVOD_RANK'] == '1' else signal.pause())"
+    waiting, failed = cluster.launch([sys.executable, "-c", program])
     assert (failed.code, failed.output) == (1, "I gave up\n")
     assert waiting.code == -signal.SIGTERM
-
-
-@for_real
-def test_a_program_that_hangs_is_ended(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "_GRACE", 0.5)
-    assert cluster.run(1, ["sleep", "600"], timeout=1).code == -signal.SIGTERM
-    assert cluster.run(1, ["sh", "-c", "trap '' TERM; exec sleep 600"], timeout=1).code == -signal.SIGKILL
 
 
 def own_network() -> str:
@@ -155,14 +146,6 @@ def test_two_at_once_do_not_meet_and_leave_nothing(cluster: Cluster) -> None:
 
 
 @for_real
-def test_an_exception_leaves_nothing() -> None:
-    with pytest.raises(ZeroDivisionError), Cluster(1) as cluster:
-        assert remains(cluster.name)
-        _ = 1 / 0
-    assert remains(cluster.name) == []
-
-
-@for_real
 def test_a_failure_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ClusterError("no such qdisc")
@@ -182,16 +165,6 @@ def start(folder: Path) -> tuple[subprocess.Popen[str], str]:
     name = parent.stdout.readline().strip()
     assert parent.stdout.readline() == "running\n"
     return parent, name
-
-
-@for_real
-def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
-    parent, name = start(tmp_path)
-    assert len(remains(name)) == 5
-    parent.send_signal(signal.SIGINT)
-    _, said = parent.communicate(timeout=300)
-    assert "KeyboardInterrupt" in said
-    assert remains(name) == []
 
 
 @for_real
@@ -224,44 +197,29 @@ def test_what_a_killed_run_has_left_is_removed_by_the_next(cluster: Cluster, tmp
         assert len(remains(cluster.name)) == 5
 
 
-@pytest.mark.parametrize(
-    ("rate", "bits"),
-    [
-        ("100kbit", 10**5),
-        ("2.5mbit", 2_500_000),
-        ("1gbit", 10**9),
-        ("1 Gbit", 10**9),
-        ("100gbit", 10**11),
-        ("unlimited", None),
-    ],
-)
-def test_rates(rate: str, bits: int | None) -> None:
-    assert bits_per_second(rate) == bits
+def test_rates() -> None:
+    rates = {"100kbit": 10**5, "2.5mbit": 2_500_000, "1gbit": 10**9, "1 Gbit": 10**9, "100gbit": 10**11}
+    assert {rate: bits_per_second(rate) for rate in rates} == rates
+    assert bits_per_second("unlimited") is None
 
 
-@pytest.mark.parametrize("rate", ["", "100", "99kbit", "1tbit", "-1mbit", "1 GBps", "101gbit"])
-def test_other_rates_are_refused(rate: str) -> None:
-    with pytest.raises(ClusterError, match=rf"rate='{rate}' is not allowed: .*100mbit or 1gbit"):
-        Cluster(2, rate)
+def test_what_cannot_be_is_refused() -> None:
+    for rate in ("", "100", "99kbit", "1tbit", "-1mbit", "1 GBps", "101gbit"):
+        with pytest.raises(ClusterError, match=f"rate='{rate}' is not allowed"):
+            Cluster(2, rate)
+    for hosts in (0, -1, 251):
+        with pytest.raises(ClusterError, match=f"hosts={hosts} is not allowed"):
+            Cluster(hosts)
 
 
-@pytest.mark.parametrize("hosts", [0, -1, 251])
-def test_numbers_of_hosts_are_refused(hosts: int) -> None:
-    with pytest.raises(ClusterError, match=f"hosts={hosts} is not allowed: there can be 1 to 250"):
-        Cluster(hosts)
-
-
-def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(ClusterError, match=r"need root.*sudo"):
+    with pytest.raises(ClusterError, match="need root"):
         Cluster(2)
-
-
-def test_a_missing_command_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     (tmp_path / "ip").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ClusterError, match="'tc': apt-get install iproute2"):
+    with pytest.raises(ClusterError, match="'tc'"):
         Cluster(2)
 
 
@@ -288,7 +246,8 @@ print(hvd.local_rank(), hvd.cross_rank(), (parameter - exact).abs().max().item()
 
 
 @for_real
-@pytest.mark.parametrize("hosts", [2, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("hosts", [2, 3])
 def test_hosts_with_two_ranks_sum_exactly_and_send_half_of_what_they_gathered(hosts: int, tmp_path: Path) -> None:
     """Lossless methods give the sums of Horovod; of what is gathered, half passes the devices, by their counters."""
     (tmp_path / "job.py").write_text(NODES)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
+import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hvd_compress.tools.compare.report.captions import PICTURES
 from hvd_compress.tools.compare.results import Comparison
 
 pytestmark = pytest.mark.jobs
@@ -23,7 +23,6 @@ PARAMETERS = 32 * 64 + 64 + 64 * 10 + 10
 TOPK = "topk:ratio=0.05,min_size=0"
 METHODS = ["none", "fp16", TOPK]
 TINY = ("--task", "tiny:build", "--methods", f"fp16,{TOPK}")
-LONG = ("--set", "epochs=40")
 
 for_real = pytest.mark.needs("hosts")
 
@@ -33,7 +32,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def compare(*arguments: str, status: int = 0, folder: Path = HERE) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, cwd=folder, timeout=600)
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, cwd=folder)
     assert done.returncode == status, done.stdout + done.stderr
     return done
 
@@ -68,14 +67,12 @@ def test_what_is_found_is_consistent_and_nothing_is_done_again(tmp_path: Path) -
     assert found.of("fp16")[0].payload == 2 * PARAMETERS
     assert found.of("fp16")[0].curve[0].metric == found.of(TOPK)[0].curve[0].metric  # the same seed
     assert 0 < found.vnmse[TOPK] < 2 and "fp16" not in found.vnmse
-    assert "The baseline, the better of none and fp16, is " in " ".join(first.stdout.split())
-    assert "report.html" in first.stdout
-    assert (folder / "report.html").exists() and list(folder.glob("*.png"))
+    files = {path.name for path in folder.iterdir()}
+    assert {"report.html", "table.md", *(f"{picture.name}.png" for picture in PICTURES)} <= files
 
     again = compare(*arguments)
     assert (again.stdout, again.stderr) == (first.stdout, "")  # no training has ended
     assert read(folder).outcomes == found.outcomes
-    assert "epochs None and not 7" in compare(*arguments, "--epochs", "7", status=2).stderr
 
 
 @pytest.mark.long
@@ -98,9 +95,9 @@ def test_the_budget_ends_a_training_and_one_rank_is_compressed_too(tmp_path: Pat
 
 
 @pytest.mark.long
-def test_a_training_that_diverges_says_so(tmp_path: Path) -> None:
+def test_a_training_that_diverges_ends(tmp_path: Path) -> None:
     arguments = ("--task", "tiny:explode", "--methods", "fp16", "--seeds", "1", "--output", str(tmp_path / "out"))
-    assert "fp16 diverged" in compare(*arguments).stdout
+    compare(*arguments)
     for one in read(tmp_path / "out").outcomes:
         assert one.diverged and one.steps < one.goal.steps
 
@@ -127,46 +124,27 @@ def test_the_task_of_the_documentation(tmp_path: Path) -> None:
     assert [one.curve[-1].metric > found.target == 0.9 for one in found.outcomes] == [True, True, True]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--methods", "topk,topk"), "topk twice"),
-        (("--methods", "topkk"), "topkk"),
-        (("--task", "digit"), "digits"),
-        (("--budget", "soon"), "budget='soon' is not allowed"),
-        (("--lr", "0.1,-1"), "--lr '0.1,-1' is not allowed"),
-        (("--set", "hidden"), "--set 'hidden' is not allowed"),
-        (("--set", "hidden=4"), "hidden"),
-        (("--merge", "2,3"), "--merge '2,3' is not allowed"),
-        (("--hosts", "2", "--rate", "fast"), "rate='fast' is not allowed"),
-        (("--ranks", "2", "--rate", "fast"), "rate='fast' is not allowed"),
-        (("--ranks", "2", "--rate", "1mbit"), "rate='1mbit' is not allowed without hosts"),
-        (("--on", "h1:1,h2:1", "--rate", "1mbit"), "rate='1mbit' is not allowed without hosts"),
-        (("--on", "h1:1,h2:1", "--hosts", "2"), "on='h1:1,h2:1' is not allowed with hosts=2"),
-    ],
-)
-def test_bad_input_is_named_before_anything_is_done(tmp_path: Path, arguments: Sequence[str], said: str) -> None:
-    done = compare(*arguments, "--output", str(tmp_path / "out"), status=2)
-    assert said in done.stderr and done.stderr.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
 @for_real
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
 def test_interrupted_and_resumed_it_ends_as_if_it_had_not_been(tmp_path: Path, kind: signal.Signals) -> None:
-    folder = tmp_path / "out"
-    arguments = (*TINY, *LONG, "--hosts", "2", "--rate", "1gbit", "--seeds", "1", "--output", str(folder))
-    job = subprocess.Popen(command(*arguments), cwd=HERE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: job.poll() is None and second_is_on_its_way(folder))
-    job.send_signal(kind)
-    _, said = job.communicate(timeout=60)
-    wait_for(lambda: not workers(folder))
+    folder, pipe = tmp_path / "out", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    few = ("--set", "epochs=40", "--set", f"tell={pipe}", "--hosts", "2", "--rate", "1gbit", "--seeds", "1")
+    arguments = (*TINY, *few, "--output", str(folder))
+    with subprocess.Popen(command(*arguments), cwd=HERE, stderr=subprocess.PIPE, text=True) as job:
+        assert job.stderr is not None
+        while "none" not in (line := job.stderr.readline()):
+            assert line, "the first training has not ended"
+        with pipe.open() as told:  # only now: this waits for the second
+            workers = [os.pidfd_open(int(told.readline()))]
+            job.send_signal(kind)
+            job.stderr.read()
+        select.select(workers, [], [])  # until it is gone
     left = remains(job.pid)
     assert [path.name for path in (folder / "runs").glob("*.json")] == ["none-seed=0.json"]
     if kind == signal.SIGINT:
         assert (job.returncode, left) == (130, [])
-        assert "the same command goes on" in said
         return
     assert left  # nobody could remove the hosts
     kept = (folder / "runs" / "none-seed=0.json").read_text()
@@ -176,30 +154,6 @@ def test_interrupted_and_resumed_it_ends_as_if_it_had_not_been(tmp_path: Path, k
     assert "none" not in done.stderr  # it was not done again
     compare(*arguments[:-1], str(tmp_path / "whole"))
     assert repeatable(read(folder)) == repeatable(read(tmp_path / "whole"))
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 300) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "nothing has come of it"
-        time.sleep(0.02)
-
-
-def second_is_on_its_way(folder: Path) -> bool:
-    """Whether the second training has made steps."""
-    log = folder / "runs" / "log.part"
-    try:
-        lines = log.read_text().split("\n")[:-1]
-    except FileNotFoundError:
-        return False
-    steps = [json.loads(line).get("point", [0])[0] for line in lines]
-    return (folder / "runs" / "none-seed=0.json").exists() and max(steps, default=0) > 0
-
-
-def workers(folder: Path) -> list[str]:
-    """The processes of a training."""
-    found = subprocess.run(["pgrep", "-fa", "lab[.]torch_worker"], capture_output=True, text=True).stdout
-    return [line for line in found.splitlines() if str(folder) in line]
 
 
 def remains(pid: int) -> list[str]:

@@ -25,6 +25,7 @@ def run(worker: str, spec: str, folder: Path, ranks: int = 2) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("spec", ["none", "topk:ratio=0.05,min_size=0"])
 def test_it_trains_as_with_horovod(spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parent)
@@ -34,6 +35,7 @@ def test_it_trains_as_with_horovod(spec: str, tmp_path: Path, monkeypatch: pytes
     assert 0 < ddp["payload"] <= horovod["payload"]
 
 
+@pytest.mark.long
 def test_a_rank_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parent)
     assert not run("ddp", "topk:ratio=0.05", tmp_path, ranks=1)["diverged"]

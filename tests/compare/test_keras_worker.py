@@ -67,6 +67,7 @@ def test_uncompressed_it_trains_as_one_process_does(log: Path) -> None:
     assert found["payload"] == found["gradient_bytes"] == 4 * tiny_keras.PARAMETERS
 
 
+@pytest.mark.long
 def test_compressed_it_sends_less_and_learns(log: Path) -> None:
     found = run(Job("tiny_keras:build", "topk:ratio=0.05,min_size=0", seed=3, log=str(log)))
     assert found["goal"]["parameters"] == tiny_keras.PARAMETERS
@@ -78,6 +79,7 @@ def test_compressed_it_sends_less_and_learns(log: Path) -> None:
     assert (found["encode"], found["wait"], found["decode"]) == (None, None, None)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("task", "ranks", "message"),
     [

@@ -19,7 +19,7 @@ from hvd_compress.tools.compare.tasks import find
 
 pytestmark = pytest.mark.tensorflow
 
-SIZES = [1, 2, 3]
+WORDS = 12_000
 ALL = [("torch", "digits"), ("keras", "digits"), ("torch", "fashion"), ("keras", "fashion"), ("torch", "lm")]
 each_task = pytest.mark.parametrize(("framework", "name"), ALL)
 
@@ -28,7 +28,7 @@ each_task = pytest.mark.parametrize(("framework", "name"), ALL)
 def _places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Settings with data for each task."""
     images = write_images(tmp_path_factory.mktemp("images"))
-    text = write_text(tmp_path_factory.mktemp("text") / "text")
+    text = write_text(tmp_path_factory.mktemp("text") / "text", lines=WORDS // 8)
     small = {"vocabulary": "30", "hidden": "16", "batch": "6", "test": "700"}
     return {
         "digits": {},
@@ -94,57 +94,46 @@ def metric(training: Training) -> float:
 
 
 @each_task
-@pytest.mark.parametrize("size", SIZES)
-def test_every_rank_has_as_many_minibatches(build: Build, name: str, size: int) -> None:
-    ranks = [[arrays(b) for b in build(rank=rank, size=size).batches(0)] for rank in range(size)]
-    assert len({len(rank) for rank in ranks}) == 1 and len(ranks[0]) > 1
-    per_rank = {"digits": 32, "fashion": 24 // size, "lm": 6 // size}[name]
-    assert {len(part) for rank in ranks for batch in rank for part in batch[:2]} == {per_rank}
+def test_minibatches_of_the_ranks_are_as_many_and_apart_and_cover_the_data(build: Build, name: str) -> None:
+    for size in (1, 3):
+        ranks = [[arrays(b) for b in build(rank=rank, size=size).batches(1)] for rank in range(size)]
+        assert len({len(rank) for rank in ranks}) == 1 and len(ranks[0]) > 1
+        per_rank = {"digits": 32, "fashion": 24 // size, "lm": 6 // size}[name]
+        assert {len(part) for rank in ranks for batch in rank for part in batch[:2]} == {per_rank}
+        found = [row.tobytes() for rank in ranks for inputs, *_ in rank for row in inputs]
+        if name == "lm":  # no sequence of 35 words comes twice
+            assert len(set(found)) == len(found) > 0.9 * WORDS * 0.95 / 35
+        else:
+            whole, step_size = {"digits": (1408, 32 * size), "fashion": (TRAIN, 24)}[name]
+            assert len(found) == whole // step_size * step_size
+            assert len(set(found)) > 0.99 * len(found)  # two of the digits are alike
 
 
 @each_task
-@pytest.mark.parametrize("size", SIZES)
-def test_minibatches_of_the_ranks_are_apart_and_cover_the_data(build: Build, name: str, size: int) -> None:
-    found: list[bytes] = []
-    for rank in range(size):
-        for inputs, *_ in map(arrays, build(rank=rank, size=size).batches(1)):
-            found += [row.tobytes() for row in inputs]
-    if name == "lm":  # no sequence of 35 words comes twice
-        assert len(set(found)) == len(found) > 0.9 * 24_000 * 0.95 / 35
-    else:
-        whole, step_size = {"digits": (1408, 32 * size), "fashion": (TRAIN, 24)}[name]
-        assert len(found) == whole // step_size * step_size
-        assert len(set(found)) > 0.99 * len(found)  # two of the digits are alike
-
-
-@each_task
-def test_the_order_is_of_the_seed_and_the_epoch(build: Build) -> None:
-    def first(seed: int, epoch: int) -> bytes:
-        inputs, *_ = arrays(next(iter(build(seed).batches(epoch))))
-        return bytes(inputs.tobytes())
-
-    assert first(0, 0) == first(0, 0)
-    assert len({first(seed, epoch) for seed in (0, 1) for epoch in (0, 1, 2)}) == 6
-
-
-@each_task
-def test_minibatches_leave_the_global_generators_alone(build: Build) -> None:
+def test_order_and_weights_are_of_the_seed_alone(build: Build) -> None:
+    """And global generators are left as they are."""
+    orders = {(seed, epoch): order(build(seed), epoch) for seed in (0, 1) for epoch in (0, 1, 2)}
+    assert len(set(orders.values())) == 6
     training = build()
+    assert order(training, 0) == orders[0, 0]
     before = torch.get_rng_state(), np.random.get_state(legacy=False), tf.random.get_global_generator().state.numpy()
     list(training.batches(0))
     assert torch.equal(torch.get_rng_state(), before[0])
     np.testing.assert_equal(np.random.get_state(legacy=False), before[1])
     np.testing.assert_array_equal(tf.random.get_global_generator().state.numpy(), before[2])
-
-
-@each_task
-def test_the_weights_are_of_the_seed_on_every_rank(build: Build) -> None:
-    first, rank, other = weights(build().model), weights(build(rank=1, size=2).model), weights(build(seed=1).model)
+    first, rank, other = weights(training.model), weights(build(rank=1, size=2).model), weights(build(seed=1).model)
     for a, b in zip(first, rank, strict=True):
         np.testing.assert_array_equal(a, b)
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
+def order(training: Training, epoch: int) -> bytes:
+    """The first minibatch of an epoch."""
+    inputs, *_ = arrays(next(iter(training.batches(epoch))))
+    return bytes(inputs.tobytes())
+
+
+@pytest.mark.long
 @each_task
 def test_some_steps_lower_the_loss_and_better_the_metric(build: Build, name: str) -> None:
     training = build(lr=5 if name == "lm" else None)
@@ -164,40 +153,29 @@ def test_the_metric_of_ranks_is_that_of_equal_shares(build: Build, name: str) ->
 
 
 @each_task
-@pytest.mark.parametrize("momentum", [True, False])
-def test_momentum_is_only_used_where_it_may_be(build: Build, name: str, momentum: bool) -> None:
-    optimizer = build(momentum=momentum, lr=0.25).optimizer
+def test_momentum_is_only_used_where_it_may_be(build: Build, name: str) -> None:
     own = {"digits": 0.8, "fashion": 0.9, "lm": 0.0}[name]
-    if isinstance(optimizer, torch.optim.SGD):
-        found = optimizer.defaults["momentum"], optimizer.defaults["lr"]
-    else:
-        config = optimizer.get_config()
-        found = config["momentum"], config["learning_rate"]
-    assert found == (own if momentum else 0, 0.25)
+    for momentum in (True, False):
+        optimizer = build(momentum=momentum, lr=0.25).optimizer
+        if isinstance(optimizer, torch.optim.SGD):
+            found = optimizer.defaults["momentum"], optimizer.defaults["lr"]
+        else:
+            config = optimizer.get_config()
+            found = config["momentum"], config["learning_rate"]
+        assert found == (own if momentum else 0, 0.25)
 
 
-@each_task
-def test_what_cannot_be_is_refused(build: Build, name: str) -> None:
-    with pytest.raises(SpecError, match=f"unknown option 'test_' of the task '{name}'"):
-        build(options={"test_": "3"})
-    if name != "digits":
-        with pytest.raises(SpecError, match=r"batch='many' is not allowed: batch must be a whole number"):
-            build(options={"batch": "many"})
-        with pytest.raises(SpecError, match="test=0 is not allowed: test must be at least 1"):
-            build(options={"test": "0"})
-        with pytest.raises(SpecError, match="batch=3 is not allowed: batch must be at least 4, one for each rank"):
-            build(options={"batch": "3"}, size=4)
-
-
-@pytest.mark.parametrize("name", ["digits", "fashion"])
-@pytest.mark.parametrize("framework", ["torch", "keras"])
-def test_too_few_images_for_so_many_ranks(places: dict[str, dict[str, Any]], framework: str, name: str) -> None:
-    given = {**places[name], "options": {} if name == "digits" else {"batch": "400", "test": "40"}}
-    with pytest.raises(SpecError, match=r"images to train on are too few for 45 ranks"):
-        find(name, framework)(Setting(size=45, **given))
-    if name == "fashion":
-        with pytest.raises(SpecError, match="40 test images cannot be dealt out to 45 ranks"):
-            find(name, framework)(Setting(size=45, data=given["data"], options={"batch": "45", "test": "40"}))
+def test_what_cannot_be_is_refused(places: dict[str, dict[str, Any]]) -> None:
+    given: list[tuple[str, dict[str, str], int]] = [
+        *((name, {"test_": "3"}, 1) for name in places),
+        *(("fashion", {name: value}, 4) for name, value in (("batch", "many"), ("test", "0"), ("batch", "3"))),
+        ("digits", {}, 45),  # too few images for so many ranks
+        ("fashion", {"batch": "400", "test": "40"}, 45),
+        ("fashion", {"batch": "45", "test": "40"}, 45),
+    ]
+    for name, options, size in given:
+        with pytest.raises(SpecError):
+            find(name, "torch")(Setting(size=size, **{**places[name], "options": options}))
 
 
 @pytest.mark.parametrize("name", ["digits", "fashion"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from hvd_compress.lab import Setting, Training
@@ -10,7 +12,7 @@ POINTS, WIDTH = 64, 32
 
 
 def build(setting: Setting) -> Training:
-    """A perceptron with one hidden layer; ``--set epochs=N`` makes it last."""
+    """A perceptron with one hidden layer; ``epochs`` makes it last, and readers of the pipe ``tell`` get its id."""
     draw = torch.Generator().manual_seed(1)
     directions = torch.randn(WIDTH, 10, generator=draw)
     x = torch.randn(POINTS * 8, WIDTH, generator=draw)
@@ -20,6 +22,8 @@ def build(setting: Setting) -> Training:
     optimizer = torch.optim.SGD(model.parameters(), lr=setting.lr or 0.05, momentum=momentum)
 
     def batches(epoch: int) -> list[torch.Tensor]:
+        if epoch and "tell" in setting.options:
+            tell(setting.options["tell"])
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1000 * setting.seed + epoch))
         return list(torch.split(order[setting.rank :: setting.size], POINTS // setting.size))
 
@@ -31,6 +35,16 @@ def build(setting: Setting) -> Training:
 
     epochs = int(setting.options.get("epochs", "5"))
     return Training(model, optimizer, batches, loss, evaluate, target=0.8, epochs=epochs, every=4)
+
+
+def tell(path: str) -> None:
+    """Write the id of this process into a pipe, if someone reads there."""
+    try:
+        pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return
+    os.write(pipe, f"{os.getpid()}\n".encode())
+    os.close(pipe)
 
 
 def explode(setting: Setting) -> Training:

@@ -39,15 +39,15 @@ def name_of(words: list[str]) -> tuple[str, ...]:
     return tuple(words[: 2 if words[0] == "bench" or words[:2] == ["plan", "validate"] else 1])
 
 
-@pytest.mark.parametrize("words", MINE, ids=" ".join)
-def test_commands_parse(words: list[str]) -> None:
+def test_commands_parse() -> None:
     """Parse all options and their values. ``make commands`` runs the commands, which takes longer."""
-    command: Any = typer.main.get_command(complete().app)
-    rest = [STAND_INS.get(word, word) for word in words]
-    while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
-        command = command.commands[rest.pop(0)]
-    if len(words) > len(name_of(words)):
-        command.make_context(words[0], rest)
+    for words in MINE:
+        command: Any = typer.main.get_command(complete().app)
+        rest = [STAND_INS.get(word, word) for word in words]
+        while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
+            command = command.commands[rest.pop(0)]
+        if len(words) > len(name_of(words)):
+            command.make_context(" ".join(words), rest)
 
 
 def specs_of(words: list[str]) -> list[str]:
@@ -97,7 +97,6 @@ SMALL = {
 """Options that make a job short; others run one epoch."""
 
 
-@pytest.mark.jobs
 @pytest.mark.long
 @pytest.mark.parametrize("command", LAUNCHED)
 def test_jobs_run(command: str, tmp_path: Path) -> None:
@@ -136,11 +135,11 @@ def test_commands_for_containers_name_existing_files() -> None:
     assert all((ROOT / file).exists() for file in files)
 
 
-@pytest.mark.parametrize("name", ["cpu", "gpu"])
-def test_images_copy_existing_files(name: str) -> None:
-    lines = (ROOT / "docker" / f"{name}.Dockerfile").read_text().splitlines()
-    sources = [word for line in lines if re.match("COPY (?!--from)", line) for word in line.split()[1:-1]]
+def test_images_copy_existing_files() -> None:
     carried = [line.lstrip("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
-    assert len(sources) > 8
-    for source in sources:
-        assert (ROOT / source).exists() and any(fnmatch(source.split("/")[0], one) for one in carried), source
+    for name in ("cpu", "gpu"):
+        lines = (ROOT / "docker" / f"{name}.Dockerfile").read_text().splitlines()
+        sources = [word for line in lines if re.match("COPY (?!--from)", line) for word in line.split()[1:-1]]
+        assert len(sources) > 8
+        for source in sources:
+            assert (ROOT / source).exists() and any(fnmatch(source.split("/")[0], one) for one in carried), source

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 from docs.documents import ROOT
 
-pytestmark = pytest.mark.jobs
-
 MODULES = [""] + [
     f".{name}"
     for name in ("torch", "distributed", "tensorflow", "keras", "mpi", "lab", "pipeline.torch", "pipeline.tensorflow")
 ]
 
 
+@pytest.mark.long
 def test_each_public_name_has_its_place(tmp_path: Path) -> None:
     found = subprocess.run(["make", "docs", f"PAGES={tmp_path}"], cwd=ROOT, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout + found.stderr

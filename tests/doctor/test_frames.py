@@ -41,15 +41,15 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize(("framework", "old", "new", "expected"), CHANGES)
-def test_another_horovod_is_not(framework: str, old: str, new: str, expected: str, tmp_path: Path) -> None:
-    (tmp_path / framework).mkdir()
-    texts = {path: (installed() / path).read_text() for path in CALLERS[framework].functions}
-    assert any(old in text for text in texts.values())
-    for path, text in texts.items():
-        (tmp_path / path).write_text(text.replace(old, new))
-    missing = unknown(framework, tmp_path)
-    assert any(what.startswith(expected) for what in missing), missing
+def test_another_horovod_is_not(tmp_path: Path) -> None:
+    for framework, old, new, expected in CHANGES:
+        texts = {path: (installed() / path).read_text() for path in CALLERS[framework].functions}
+        assert any(old in text for text in texts.values())
+        for path, text in texts.items():
+            (tmp_path / path).parent.mkdir(exist_ok=True)
+            (tmp_path / path).write_text(text.replace(old, new))
+        missing = unknown(framework, tmp_path)
+        assert any(what.startswith(expected) for what in missing), missing
 
 
 def test_a_part_that_is_not_there(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from doctor.machines import HEALTHY, NO_TORCH, TORCH, machine
 
-from hvd_compress.tools.cluster import job
 from hvd_compress.tools.doctor.trial import COLUMN, MARK, check
 from hvd_compress.tools.doctor.trials import Trial, attempt, command, findings, jobs, read
 
@@ -75,20 +74,10 @@ def test_findings_name_the_job() -> None:
     assert broken.cure and "--gloo" in broken.cure.command and "tensorflow" in broken.cure.command
 
 
-@pytest.mark.slow
-def test_a_job_that_hangs_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "_GRACE", 1)
-    program = tmp_path / "horovodrun"
-    program.write_text("#!/bin/sh\ntrap '' TERM\necho '[0]<stdout>:waiting'\nsleep 600 &\nsleep 600\n")
-    program.chmod(0o755)
-    trial = attempt(machine(horovodrun=str(program)), "torch", "gloo", timeout=3)
-    assert not trial.works and trial.message == "waiting\nended after 3 s"
-
-
 @pytest.mark.jobs
 def test_a_real_job() -> None:
     program = shutil.which("horovodrun", path=str(Path(sys.executable).parent))
-    trial = attempt(machine(horovodrun=program, mpirun="Open MPI 5.0.11"), "torch", "mpi", timeout=240)
+    trial = attempt(machine(horovodrun=program, mpirun="Open MPI 5.0.11"), "torch", "mpi", timeout=600)
     assert trial == Trial("torch", "mpi", True, "a step on 2 ranks is exact (MPI)")
 
 

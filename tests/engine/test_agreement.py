@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hvd_compress.errors import CompressionError, DisagreementError, GradientError
 from hvd_compress.torch import handshake
 
-pytestmark = pytest.mark.usefixtures("on_ranks")
+pytestmark = [pytest.mark.usefixtures("on_ranks"), pytest.mark.matched("names", "channels", "turns")]
 
 
 def refused(job: Job, kind: type[CompressionError], loss: Callable[..., Tensor] | None = None) -> str:

@@ -13,7 +13,7 @@ import torch
 from engine.ranks import Compression, Job, assert_ranks_equal, leaves_of, rank, size
 from torch import Tensor, nn
 
-pytestmark = pytest.mark.usefixtures("on_ranks")
+pytestmark = [pytest.mark.usefixtures("on_ranks"), pytest.mark.matched("names", "channels", "turns")]
 
 SPECS = [
     "topk:ratio=0.05",

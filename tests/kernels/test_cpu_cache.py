@@ -11,6 +11,8 @@ import pytest
 
 import hvd_compress
 
+pytestmark = pytest.mark.jobs
+
 COMPILED = Path(hvd_compress.__file__).parent / "kernels" / "cpu" / "compiled.py"
 PROGRAM = """
 import runpy, sys
@@ -141,7 +143,6 @@ def test_wrong_types_are_refused_by_the_first_call_as_by_the_next(tmp_path: Path
     assert python("-c", WRONG_TYPE, cache=tmp_path).stdout.splitlines() == [refused, refused, "True"]
 
 
-@pytest.mark.slow
 def test_the_command_compiles_all_kernels() -> None:
     """In the user's own cache, where `make setup` has done so: compiling all takes half a minute."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

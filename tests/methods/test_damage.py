@@ -9,7 +9,7 @@ import pytest
 from catalogue import EXAMPLES, way
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worlds import FRAMEWORKS, Arr, bucket_of, normal, ops_of
+from worlds import Arr, bucket_of, normal, ops_of
 
 import hvd_compress.core.lockstep
 from hvd_compress import parse
@@ -71,7 +71,7 @@ LENGTHS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
 @pytest.mark.parametrize("how", LENGTHS)
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if "scalecom" not in spec])
 def test_other_lengths_are_refused(spec: str, how: str, framework: str) -> None:
@@ -184,7 +184,7 @@ def received(spec: str, framework: str, bucket: Bucket, reply: Any) -> Any:
     return dense(ops, run(method.exchange(ops, bucket, x, (), World(0, RANKS)), lambda message: reply).total)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
 @pytest.mark.parametrize("case", CASES)
 def test_what_cannot_be_is_refused(case: str, framework: str) -> None:
     spec, bucket, reply, message = CASES[case]

@@ -16,8 +16,6 @@ import pytest
 
 import hvd_compress
 
-pytestmark = pytest.mark.jobs
-
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = Path(sys.prefix, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages")
 TENSORFLOW = ("tensorflow", "tensorflow_estimator", "keras")
@@ -82,44 +80,35 @@ class Environment:
         return found.returncode, (found.stdout or found.stderr).strip().splitlines()[-1]
 
 
-@pytest.fixture(scope="module")
-def plain(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The wheel beside what it depends on, and no framework."""
-    made = Environment(tmp_path_factory.mktemp("plain") / "environment", next(built.glob("*.whl")))
-    return made.add("numpy", "numba", "llvmlite")
-
-
-@pytest.fixture
-def environment(built: Path, tmp_path: Path) -> Environment:
-    return Environment(tmp_path / "environment", next(built.glob("*.whl")))
-
-
-def test_the_wheel_has_the_package_and_nothing_else(built: Path) -> None:
-    names = set(contents(next(built.glob("*.whl"))))
-    package = {str(path.relative_to(ROOT)) for path in (ROOT / "hvd_compress").rglob("*.py")}
-    information = {name for name in names if ".dist-info/" in name}
-    assert names - information == package | {"hvd_compress/py.typed"}
-
-
-def test_the_metadata(built: Path) -> None:
-    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
-        folder = f"hvd_compress-{hvd_compress.__version__}.dist-info"
-        metadata = email.message_from_bytes(wheel.read(f"{folder}/METADATA"))
-        assert b"hvd-compress = hvd_compress.tools.cli:main" in wheel.read(f"{folder}/entry_points.txt")
-        assert wheel.read(f"{folder}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
-    assert metadata["Version"] == hvd_compress.__version__
-    assert metadata["License-Expression"] == "Apache-2.0"
-    needed = [name for name in metadata.get_all("Requires-Dist", []) if "extra ==" not in name]
-    assert {re.split(r"\W", name)[0] for name in needed} == {"numpy", "numba"}
-    assert {"torch", "tensorflow", "mpi", "cuda", "bench"} <= set(metadata.get_all("Provides-Extra", []))
-
-
 def test_the_version_stands_in_one_place() -> None:
     stated = [path for path in (ROOT / "hvd_compress").rglob("*.py") if hvd_compress.__version__ in path.read_text()]
     assert [path.name for path in stated] == ["_version.py"]
     assert f"version: {hvd_compress.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
+@pytest.mark.jobs
+def test_the_wheel(built: Path, tmp_path: Path) -> None:
+    """It has the package and nothing else, says so, and works beside what it depends on, without any framework."""
+    (wheel,) = built.glob("*.whl")
+    names = set(contents(wheel))
+    package = {str(path.relative_to(ROOT)) for path in (ROOT / "hvd_compress").rglob("*.py")}
+    assert {name for name in names if ".dist-info/" not in name} == package | {"hvd_compress/py.typed"}
+    with zipfile.ZipFile(wheel) as opened:
+        folder = f"hvd_compress-{hvd_compress.__version__}.dist-info"
+        metadata = email.message_from_bytes(opened.read(f"{folder}/METADATA"))
+        assert opened.read(f"{folder}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+    assert metadata["Version"] == hvd_compress.__version__
+    needed = [name for name in metadata.get_all("Requires-Dist", []) if "extra ==" not in name]
+    assert {re.split(r"\W", name)[0] for name in needed} == {"numpy", "numba"}
+    assert {"torch", "tensorflow", "mpi", "cuda", "bench"} <= set(metadata.get_all("Provides-Extra", []))
+    environment = Environment(tmp_path / "environment", wheel).add("numpy", "numba", "llvmlite")
+    script = "import hvd_compress; print(hvd_compress.LocalWorld('topk', size=2).bytes_sent)"
+    assert environment.run("python", "-c", script) == (0, "0")
+    code, said = environment.run("hvd-compress", "methods")
+    assert code == 1 and "pip install '.[bench]'" in said
+
+
+@pytest.mark.long
 def test_the_sdist_gives_the_same_wheel(built: Path, tmp_path: Path) -> None:
     shutil.unpack_archive(next(built.glob("*.tar.gz")), tmp_path)
     (source,) = tmp_path.iterdir()
@@ -127,37 +116,12 @@ def test_the_sdist_gives_the_same_wheel(built: Path, tmp_path: Path) -> None:
     assert contents(next(tmp_path.glob("again/*.whl"))) == contents(next(built.glob("*.whl")))
 
 
-@pytest.mark.parametrize(
-    ("module", "needed", "extra"),
-    [
-        ("torch", "PyTorch and a Horovod built for it", "torch"),
-        ("tensorflow", "TensorFlow and a Horovod built for it", "tensorflow"),
-        ("keras", "TensorFlow with Keras and a Horovod built for it", "tensorflow"),
-        ("mpi", "mpi4py", "mpi"),
-    ],
-)
-def test_without_any_framework(plain: Environment, module: str, needed: str, extra: str) -> None:
-    code, said = plain.run("python", "-c", f"import hvd_compress.{module}")
-    assert code == 1 and f"MissingPackageError: hvd_compress.{module} needs {needed}" in said
-    assert f"pip install '.[{extra}]'" in said
-
-
-def test_the_simulator_needs_no_framework(plain: Environment) -> None:
-    script = "import hvd_compress; print(hvd_compress.LocalWorld('topk', size=2).bytes_sent)"
-    assert plain.run("python", "-c", script) == (0, "0")
-
-
-def test_the_command_without_its_extra(plain: Environment) -> None:
-    code, said = plain.run("hvd-compress", "methods")
-    assert code == 1 and "pip install '.[bench]'" in said
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("there", "missing", "without"), [("torch", "tensorflow", TENSORFLOW), ("tensorflow", "torch", ("torch",))]
 )
-def test_with_one_framework(environment: Environment, there: str, missing: str, without: tuple[str, ...]) -> None:
-    environment.add_all_but(*without)
+def test_with_one_framework(built: Path, tmp_path: Path, there: str, missing: str, without: tuple[str, ...]) -> None:
+    environment = Environment(tmp_path / "environment", next(built.glob("*.whl"))).add_all_but(*without)
     script = f"from hvd_compress.{there} import Compression; print(Compression.topk(ratio=0.5).stats().steps)"
     assert environment.run("python", "-c", script) == (0, "0")
     code, said = environment.run("python", "-c", f"import hvd_compress.{missing}")

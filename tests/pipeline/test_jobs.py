@@ -33,7 +33,8 @@ def test_a_split_model_is_the_whole_model_over_mpi(ranks: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "controller"), [pytest.param(2, "gloo", marks=pytest.mark.long), (3, "gloo"), (3, "mpi")]
+    ("ranks", "controller"),
+    [(3, "mpi"), *(pytest.param(ranks, "gloo", marks=pytest.mark.long) for ranks in (2, 3))],
 )
 def test_a_split_model_is_the_whole_model_over_horovod(ranks: int, controller: str) -> None:
     job("horovod", ranks, "equality", "1", "4", controller=controller)
@@ -50,7 +51,7 @@ def test_replicas_of_two_stages() -> None:
     job("horovod", 4, "equality", "2", "4")
 
 
-@pytest.mark.parametrize("link", ["mpi", "horovod"])
+@pytest.mark.parametrize("link", ["mpi", pytest.param("horovod", marks=pytest.mark.long)])
 def test_compressed_it_is_as_in_one_process(link: str) -> None:
     job(link, 3, "compressed")
 
@@ -105,7 +106,8 @@ def test_a_stage_that_hangs(link: str) -> None:
     assert "no message came from stage 1 (rank 1) within 4 s: its process has ended" in first["hangs", 0], printed
 
 
-@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.long
+@pytest.mark.parametrize("link", ["mpi", "horovod"])
 def test_a_stage_that_is_killed_ends_the_job(link: str) -> None:
     """The launcher sees to that, or the error of the stages beside it."""
     printed, first, _ = errors(link, "killed")

@@ -90,8 +90,9 @@ def test_without_compression_a_model_trains_as_if_there_were_no_boundary() -> No
 OPERATORS = ["topk:ratio=0.3", "qsgd:bits=8", "minmax:bits=4", "fp16", "bf16", "randomk:ratio=0.2", "natural", "onebit"]
 
 
-@pytest.mark.parametrize("memory", ["none", "ef", "ef21"])
-@pytest.mark.parametrize("spec", OPERATORS)
+@pytest.mark.parametrize(
+    ("spec", "memory"), [*((spec, "none") for spec in OPERATORS), (OPERATORS[0], "ef"), (OPERATORS[1], "ef21")]
+)
 def test_bits_and_bytes_are_those_of_pytorch(spec: str, memory: str) -> None:
     """Over steps, so that memories and steps of random numbers are compared, too."""
     try:
@@ -120,7 +121,7 @@ def test_powersgd_is_that_of_pytorch(memory: str) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("back", ["none", "topk:ratio=0.3", "minmax:bits=4", "qsgd:bits=8", "powersgd:rank=2", "fp16"])
+@pytest.mark.parametrize("back", ["none", "topk:ratio=0.3", "powersgd:rank=2"])
 def test_gradients_are_compressed_and_pass_straight_through(back: str) -> None:
     """Of the activation and its operator the gradient knows nothing: what comes back is D(C_b(dL/dy))."""
     stream = Stream("cut.backward", operator(back), "none", inference=True)
@@ -352,7 +353,7 @@ def recomputing(layer: Any, graph: bool, recompute: bool = True) -> list[Arr]:
 
 
 @pytest.mark.parametrize("graph", [False, True])
-@pytest.mark.parametrize(("spec", "memory"), [("qsgd", "none"), ("topk", "ef"), ("minmax", "ef21")])
+@pytest.mark.parametrize(("spec", "memory"), [("qsgd", "none"), ("topk", "ef")])
 def test_activations_that_would_be_others_the_second_time_are_refused(spec: str, memory: str, graph: bool) -> None:
     layer = CompressedBoundary(spec, memory=(memory, "none"), name="cut")
     with pytest.raises(
@@ -363,7 +364,7 @@ def test_activations_that_would_be_others_the_second_time_are_refused(spec: str,
 
 
 @pytest.mark.parametrize("graph", [False, True])
-@pytest.mark.parametrize("settings", [("none", "qsgd"), ("topk:ratio=0.3", "shared"), ("minmax:bits=4", "topk")])
+@pytest.mark.parametrize("settings", [("topk:ratio=0.3", "shared"), ("minmax:bits=4", "topk")])
 def test_activations_that_are_the_same_may_be_computed_again(settings: tuple[str, str], graph: bool) -> None:
     once, again = (CompressedBoundary(*settings, name="cut") for _ in range(2))
     same(recomputing(again, graph), recomputing(once, graph, recompute=False))

@@ -60,29 +60,12 @@ def test_measured_here() -> None:
     assert Rates.from_json(json.loads(json.dumps(found.as_json()))) == found
 
 
-def test_files_of_the_bench_are_read(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{ranks}.json" for ranks in RANKS]
-    for path, ranks in zip(paths, RANKS, strict=True):
-        options = ["--size", "4096", "--turns", "1", "--ranks", str(ranks), "--json", str(path)]
-        assert CliRunner().invoke(bench, ["methods", "qsgd", *options]).exit_code == 0
-    lines: Any = [json.loads(path.read_text())["results"][0] for path in paths]
-    rate = read(paths, ["qsgd"]).methods["qsgd"]
-    assert rate.encode == pytest.approx(min(line["encode_ms"] for line in lines) / 1000 / 4096)
-
-
 def test_rates_of_a_plan_are_read(tmp_path: Path) -> None:
     known, path = Rates(1e-9, {"topk": Rate(3e-9, 2e-9, 1e-9)}), tmp_path / "plan.json"
     path.write_text(json.dumps({"rates": known.as_json()}))
     assert read([path], ["topk", "fp16"]) == known
     with pytest.raises(SpecError, match=r"plan.json' is not allowed: it lacks topkc, dgc; write it anew"):
         read([path], ["topk", "topkc", "dgc"])
-
-
-@pytest.mark.parametrize("name", [name for name in REGISTRY if name != "none"])
-def test_any_method_is_timed(name: str) -> None:
-    timed = time_method(name, 5000, 64, 3, 1)
-    assert timed.ranks == 3
-    assert timed.encode > 0 and timed.decode > 0 and timed.copy > 0
 
 
 @pytest.mark.parametrize("spec", ["topk", "powersgd", "loco", "qsgd:twoway=on"])
@@ -109,20 +92,33 @@ def test_all_ranks_do_what_they_do_in_training(spec: str, monkeypatch: pytest.Mo
                 np.testing.assert_array_equal(leaves(own)[path], leaf)
 
 
+def test_any_method_is_timed() -> None:
+    for name in REGISTRY:
+        if name != "none":
+            timed = time_method(name, 1024, 32, 3, 1)
+            assert timed.ranks == 3
+            assert timed.encode > 0 and timed.decode > 0 and timed.copy > 0, name
+
+
+def test_files_of_the_bench_are_read(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{ranks}.json" for ranks in RANKS]
+    for path, ranks in zip(paths, RANKS, strict=True):
+        options = ["--size", "4096", "--turns", "1", "--ranks", str(ranks), "--json", str(path)]
+        assert CliRunner().invoke(bench, ["methods", "qsgd", *options]).exit_code == 0
+    lines: Any = [json.loads(path.read_text())["results"][0] for path in paths]
+    rate = read(paths, ["qsgd"]).methods["qsgd"]
+    assert rate.encode == pytest.approx(min(line["encode_ms"] for line in lines) / 1000 / 4096)
+
+
+def test_files_that_are_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "rates.json"
+    for text in ("", "[]", "{}", '{"settings": {"size": 0, "ranks": 2}, "results": [{}]}'):
+        path.write_text(text)
+        with pytest.raises(SpecError):
+            read([path], ["topk"])
+
+
 def test_one_number_of_ranks_is_not_enough(tmp_path: Path) -> None:
     path = written(tmp_path, 2, topk=5.0)
     with pytest.raises(SpecError, match=r"topk must have been measured with two numbers of ranks.* --ranks 8"):
         read([path, path], ["topk"])
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"settings": {"size": 0, "ranks": 2}, "results": [{}]}'])
-def test_files_that_are_something_else(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "rates.json"
-    path.write_text(text)
-    with pytest.raises(SpecError, match=r"rates=.*rates.json' cannot be read .* plan --json FILE"):
-        read([path], ["topk"])
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="cannot be read"):
-        read([tmp_path / "nothing.json"], ["topk"])

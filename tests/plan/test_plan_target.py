@@ -61,20 +61,6 @@ def test_a_gpu_compresses_and_casts_much_faster() -> None:
     assert predict("fp16", setup, GPUS.rates(here, constants), constants).host == 0, "float16 is summed in hardware"
 
 
-def test_assumptions_name_the_machines() -> None:
-    cpus = CPUS.assumptions(JOB, CPUS.constants)
-    assert cpus.startswith(
-        "Assumed: CPUs, one thread for each rank, 1 rank on each host; Horovod with Gloo, float16 summed at 21 ns"
-    )
-    ddp = Target("cpu", "gloo", "ddp")
-    assert "; DistributedDataParallel with Gloo, float16 summed at 1.3 ns" in ddp.assumptions(JOB, ddp.constants)
-    mpi = Target("cpu", "mpi")
-    assert "Horovod with MPI, NOT MEASURED" in mpi.assumptions(JOB, mpi.constants)
-    gpus = GPUS.assumptions(JOB._replace(ranks_per_host=8, rate=25e9), GPUS.constants)
-    assert gpus.startswith("Assumed, NOT MEASURED: GPUs with 1,500 GB/s of memory bandwidth")
-    assert "8 ranks on each host, 200 GB/s between GPUs of a host and 25 Gbit/s between hosts" in gpus
-
-
 def test_constants_and_cores_that_a_device_lacks() -> None:
     with pytest.raises(SpecError, match=r"constant bus is not allowed with device=cpu: .* add --backend nccl"):
         CPUS.check(JOB, Constants(bus=1e-9))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
-from plan.setups import GATHERED, JOB, QSGD, QUICK, REDUCED, SLOW, SPECS, TOPK, rates
+from plan.setups import GATHERED, JOB, QUICK, REDUCED, SLOW, SPECS, TOPK, rates
 
 from hvd_compress.tools.plan.constants import BACKENDS, Constants
 from hvd_compress.tools.plan.curves import BANDWIDTHS, RANKS, Curve, crossing, gain, over_bandwidths, over_ranks
-from hvd_compress.tools.plan.model import Prediction, Setup, baseline, predict
+from hvd_compress.tools.plan.model import Prediction, Setup, predict
 from hvd_compress.tools.plan.rates import Rates
-from hvd_compress.tools.plan.words import SURE, no_verdict, outlook, verdict
+from hvd_compress.tools.plan.words import SURE, outlook, verdict
 
 FAST = JOB._replace(ranks=4, rate=1e11)
 """A network on which fp16 waits for little."""
@@ -37,36 +37,14 @@ def test_nothing_pays_on_a_fast_network_with_slow_compression() -> None:
     assert verdict(predicted(FAST._replace(rate=1e9), SLOW)).startswith("Nothing pays here; take fp16")
 
 
-def test_compression_pays_on_a_slow_network() -> None:
-    slow = predicted(JOB._replace(rate=1e8, ranks=2), QUICK)
-    best = min(slow, key=lambda one: one.step)
-    assert best.spec in (*GATHERED, *REDUCED)
-    assert verdict(slow).startswith(f"{best.spec} has the fastest step: a step takes ")
-    base = baseline(slow)
-    assert f"{base.step / best.step:.2g} times as fast as with fp16; with fp16, a step of" in verdict(slow)
-
-
 def test_methods_are_judged_by_the_better_of_horovods_own() -> None:
     """Where float16 is summed in software, that is none: then a gain over fp16 is not enough."""
-    assert verdict([step("none", 0.5), step("fp16", 1), step(TOPK, 0.49)]).startswith(
-        "Nothing pays here; take none: with none, a step of 500 ms spends 400 ms on the exchange"
-    )
-    assert verdict([step("none", 0.5), step("fp16", 1), step(TOPK, 0.25)]) == (
-        f"{TOPK} has the fastest step: a step takes 250 ms, 2 times as fast as with none; with none, a step of 500 ms"
-        " spends 400 ms on the exchange. This does not consider accuracy: hvd-compress compare measures the time to an"
-        " accuracy."
-    )
+    assert verdict([step("none", 0.5), step("fp16", 1), step(TOPK, 0.49)]).startswith("Nothing pays here; take none")
+    assert verdict([step("none", 0.5), step("fp16", 1), step(TOPK, 0.25)]).startswith(f"{TOPK} has the fastest step")
     for setup, better in ((JOB._replace(rate=1e8), "fp16"), (JOB._replace(rate=1e11), "none")):
         assert gain(better, setup, QUICK, Constants()) == 1
         both = [predict(spec, setup, QUICK, Constants()).step for spec in ("none", "fp16")]
         assert gain(TOPK, setup, QUICK, Constants()) == min(both) / predict(TOPK, setup, QUICK, Constants()).step
-
-
-def test_topk_is_taken_where_it_is_best() -> None:
-    found = [
-        one for one in predicted(JOB._replace(rate=1e8, ranks=2), QUICK) if one.spec in ("none", "fp16", TOPK, QSGD)
-    ]
-    assert verdict(found).startswith(f"{TOPK} has the fastest step")
 
 
 @pytest.mark.parametrize(
@@ -81,10 +59,6 @@ def test_topk_is_taken_where_it_is_best() -> None:
 )
 def test_small_gains_are_no_gains(seconds: float, begins: str) -> None:
     assert verdict([step("fp16", 1.0), step(TOPK, seconds)]).startswith(begins)
-
-
-def test_without_methods() -> None:
-    assert "name some with --methods" in verdict(predicted(JOB, QUICK)[:2])
 
 
 def test_gains_fall_with_the_bandwidth() -> None:
@@ -154,22 +128,9 @@ def test_the_outlook_names_validated_rates_alone(known: Rates) -> None:
     )
 
 
-def test_the_outlook_is_stable_where_a_faster_network_would_decide() -> None:
-    """How fast compressing is differs a little from run to run, and so does where a gain ends."""
-    setup = JOB._replace(rate=1e9)
-    assert len({tuple(told(setup, rates(by * 1e-9, 1e-12, 1e-10))) for by in (0.9, 1.0, 1.1)}) == 1
-
-
 def test_an_overtaking_beyond_the_validated_ranks_is_not_told() -> None:
     setup = JOB._replace(rate=1e8, latency=0.0)
     ahead = crossing(over_ranks(SPECS, setup, GATHERING_IS_QUICKER, CONSTANTS))
     assert ahead
     said = " ".join(told(setup, GATHERING_IS_QUICKER))
     assert ("is faster than" in said) == (ahead.ranks <= 8)
-
-
-def test_outside_the_validated_range_there_is_no_verdict() -> None:
-    assert no_verdict(["64 ranks", "a rate of 25 Gbit/s"]).startswith(
-        "No verdict: outside the validated range (CPUs with Gloo, 2 to 8 ranks, one on each host, 100 Mbit/s to 1"
-        " Gbit/s, at least 0.25 of a core for each rank), with 64 ranks, a rate of 25 Gbit/s. Measure on your machines"
-    )

@@ -1,6 +1,6 @@
-"""Every method, traced into a graph on real Horovod, gives what the simulator gives.
+"""Methods, traced into a graph on real Horovod, give what the simulator gives.
 
-Tracing takes a second for each, so all of them are traced with 2 ranks, and one of each kind with 3.
+Tracing takes a second for each, so `make test` has one of each kind, and `make soak` the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,25 @@ from hvd_compress import LocalWorld
 from hvd_compress.tensorflow import Compression
 
 SHAPES = {"first": (48, 40), "second": (5, 5, 6, 8), "bias": (10,)}
-CHOSEN = BETWEEN_NODES if NODES > 1 else [*SPECS, *COMPOSED, *WARMING_UP] if SIZE == 2 else EACH_KIND
+if NODES > 1:
+    EVERY = BETWEEN_NODES
+    FIRST = ["powersgd:rank=2,start=1,hierarchical=on", "thc:block=64,overflow=saturate,hierarchical=on"]
+elif SIZE > 2:  # lengths that differ, a leader, and codes that each rank adds
+    EVERY = EACH_KIND
+    FIRST = ["dgc:ratio=0.05", "scalecom:ratio=0.05", "thc:rotation=full,overflow=saturate"]
+else:  # without a state, with each kind of memory, and with what a graph has to choose
+    EVERY = [*SPECS, *COMPOSED, *WARMING_UP]
+    FIRST = [
+        "fp16",
+        "homomorphic:density=0.3",
+        "loco:block=64",
+        "efsignsgd:block=64,twoway=on",
+        "acpsgd:rank=2",
+        "signum:start=1",
+        "topk:ratio=0.05,delay=2",
+        *COMPOSED,
+    ]
+CHOSEN = [*FIRST, *(pytest.param(spec, marks=pytest.mark.long) for spec in EVERY if spec not in FIRST)]
 
 
 def gradients(step: int) -> dict[str, list[Arr]]:

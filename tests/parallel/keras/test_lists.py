@@ -19,7 +19,7 @@ from parallel.keras.training import (
     batches,
     everyone,
     fit,
-    make_model,
+    small_model,
     state_of,
     trained_fit,
     weights,
@@ -96,7 +96,7 @@ def test_a_checkpoint_has_the_last_word(tmp_path: Path) -> None:
 def test_a_layer_is_unfrozen() -> None:
     """Keras compiles the model again; the compressor goes on."""
     compression = Compression.topk(ratio=0.05)
-    model = make_model()
+    model = small_model(48, 40)
     model.layers[0].trainable = False
     fit(compression, 4, model=model)
     (before,) = [leaf for path, leaf in state_of(compression).items() if path.endswith("residual")]
@@ -105,7 +105,7 @@ def test_a_layer_is_unfrozen() -> None:
     fit(compression, 4, model=model)
     first, *others = [leaf for path, leaf in state_of(compression).items() if path.endswith("residual")]
     assert before.any() and not first.any() and all(other.any() for other in others)
-    np.testing.assert_array_equal(frozen, make_model().layers[0].kernel)
+    np.testing.assert_array_equal(frozen, small_model(48, 40).layers[0].kernel)
     assert not np.array_equal(frozen, model.layers[0].kernel)
     assert compression.stats().steps == 8
     assert_ranks_equal(weights(model))
@@ -118,15 +118,14 @@ def test_two_models_are_fitted_in_turns() -> None:
     for half in (slice(0, 64), slice(64, 128)):
         models[0].fit(x[half], y[half], batch_size=16, verbose=0, shuffle=False)
         models[1].fit(x[half] + 1, y[half], batch_size=16, verbose=0, shuffle=False)
-    expected, _ = trained_fit()
-    np.testing.assert_array_equal(weights(models[0]), expected)
+    np.testing.assert_array_equal(weights(models[0]), weights(trained_fit()[0]))
     assert_ranks_equal(weights(models[1]))
     assert len(compression.sessions) == 2
 
 
 def compiled(compression: Any) -> Any:
     """A model with a compressed optimizer."""
-    model = make_model()
+    model = small_model()
     optimizer = hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(0.1, momentum=0.9), compression=compression)
     model.compile(optimizer=optimizer, loss=LOSS)
     return model
@@ -135,48 +134,28 @@ def compiled(compression: Any) -> Any:
 def test_models_that_are_gone_leave_nothing_behind() -> None:
     """Horovod keeps every compressor that it has met; a session goes with the variables of its model."""
     compression = Compression.topk(ratio=0.05)
-    Tape(compression).run(1)
+    Tape(compression, model=small_model()).run(1)
     assert len(compression.sessions) == 1
     gc.collect()
     assert not compression.sessions
-    job = Tape(compression).run(1)
+    job = Tape(compression, model=small_model()).run(1)
     (name,) = compression.sessions
     assert name.endswith("_1") and job.compression is compression  # numbered alike on all ranks, whoever collects first
 
 
 def test_two_models_of_equal_names_in_one_graph() -> None:
     """As a GAN of dense layers: the collectives of the two have equal names, and must not be under way at once."""
+    spec, rates = "powersgd:rank=2", (0.1, 0.05)
+    jobs = [Tape(spec, lambda f: f, small_model(), rate) for rate in rates]
 
-    def trained(together: bool) -> list[Arr]:
-        models = [make_model(), make_model()]
-        compressions = [
-            Compression.parse("powersgd:rank=2,min_size=0"),
-            Compression.parse("powersgd:rank=2,min_size=0"),
-        ]
-        optimizers = [tf.keras.optimizers.SGD(rate) for rate in (0.1, 0.05)]
+    @tf.function  # type: ignore[untyped-decorator]
+    def both(x: Any, y: Any) -> Any:
+        return [job._gradients(x, y, 1.0) for job in jobs]
 
-        def one(i: int, x: Any, y: Any) -> None:
-            with tf.GradientTape() as tape:
-                loss = LOSS(y, models[i](x, training=True))
-            gradients = hvd.DistributedGradientTape(tape, compression=compressions[i]).gradient(
-                loss, models[i].trainable_variables
-            )
-            optimizers[i].apply_gradients(zip(gradients, models[i].trainable_variables, strict=True))
-
-        def each(x: Any, y: Any) -> None:
-            for i in range(2):
-                one(i, x, y)
-
-        both = tf.function(each)
-        apart = [tf.function(lambda x, y, i=i: one(i, x, y)) for i in range(2)]
-        for step in range(8):
-            x, y = map(tf.constant, batches(range(step, step + 1)))
-            if together:
-                both(x, y)
-            else:
-                for function in apart:
-                    function(x, y)
-        return [weights(model) for model in models]
-
-    for mine, expected in zip(trained(together=True), trained(together=False), strict=True):
-        np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-6)
+    for step in range(4):
+        for job, gradients in zip(jobs, both(*map(tf.constant, batches(range(step, step + 1)))), strict=True):
+            job.optimizer.apply_gradients(zip(gradients, job.model.trainable_variables, strict=True))
+    for job, rate in zip(jobs, rates, strict=True):
+        np.testing.assert_allclose(
+            job.weights, Tape(spec, model=small_model(), lr=rate).run(4).weights, rtol=1e-5, atol=1e-6
+        )

@@ -10,7 +10,7 @@ import horovod.tensorflow.keras as hvd_keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from parallel.keras.training import EVEN, LOSS, ODD, Tape, batches, everyone, make_model
+from parallel.keras.training import EVEN, LOSS, ODD, Tape, batches, everyone, small_model
 
 from hvd_compress.core.collectives import AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter
 from hvd_compress.core.lockstep import perform
@@ -22,6 +22,7 @@ from hvd_compress.errors import (
     UnknownParameterError,
     UnsupportedError,
 )
+from hvd_compress.keras import DistributedOptimizer
 from hvd_compress.tensorflow import Compression
 from hvd_compress.tensorflow.transport import GraphTransport
 
@@ -43,11 +44,11 @@ def test_compressors_are_horovods() -> None:
 
 @pytest.mark.parametrize(
     ("usual", "other"),
-    [("topk", "topk:ratio=0.02"), ("topk", "none"), ("none", "topk"), ("fp16", "none"), ("none", "int8")],
+    [("topk", "topk:ratio=0.02"), ("topk", "none"), ("none", "topk")],
 )
 def test_other_compression_on_one_rank(usual: str, other: str) -> None:
     """Of another method, kept state or not, or of other hyper-parameters."""
-    message = refused(Tape([usual, other][hvd.rank() == 1]), DisagreementError)
+    message = refused(Tape([usual, other][hvd.rank() == 1], model=small_model()), DisagreementError)
     assert f"the method: rank 0 has {usual!r}, rank 1 has {other!r}" in message
 
 
@@ -64,8 +65,9 @@ def other_variables(change: str) -> Any:
     return SimpleNamespace(trainable_variables=variables)
 
 
-@pytest.mark.parametrize("change", ["more", "shape", "dtype", "order"])
-@pytest.mark.parametrize("spec", ["topk", "none"])
+@pytest.mark.parametrize(
+    ("spec", "change"), [("topk", "more"), ("topk", "order"), ("none", "shape"), ("none", "dtype")]
+)
 def test_other_variables_on_one_rank(spec: str, change: str) -> None:
     def loss(model: Any, x: Any, y: Any) -> Any:
         return tf.add_n([tf.cast(tf.reduce_sum(v * v), tf.float32) for v in model.trainable_variables])
@@ -74,15 +76,10 @@ def test_other_variables_on_one_rank(spec: str, change: str) -> None:
     assert "the parameters: rank 0 has" in message
 
 
-def test_training_goes_on_after_a_refusal() -> None:
-    refused(Tape(["topk", "int8"][hvd.rank() == 1]), DisagreementError)
-    Tape("topk").run(2)
-
-
 @pytest.mark.parametrize("kind", [tf.keras.optimizers.SGD, tf.keras.optimizers.legacy.SGD])
 def test_momentum_twice(kind: Any) -> None:
     """A momentum of the optimizer on top of the method's. (A tape does not know the optimizer, so there it passes.)"""
-    model = make_model()
+    model = small_model()
     optimizer = hvd_keras.DistributedOptimizer(kind(0.1, momentum=0.9), compression=Compression.dgc())
     model.compile(optimizer=optimizer, loss=LOSS)
     with pytest.raises(UnsupportedError, match=r"has a momentum of 0.9, which is not supported with dgc"):
@@ -95,15 +92,20 @@ def test_an_optimizer_is_asked_only_where_it_matters() -> None:
     def get_config(self: Any) -> dict[str, Any]:
         raise NotImplementedError
 
-    model = make_model()
+    model = small_model()
     optimizer = hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), compression=Compression.topk())
     type(optimizer).get_config = get_config  # of the class that Horovod makes for this optimizer alone
     model.compile(optimizer=optimizer, loss=LOSS)
     model.fit(*batches(1), batch_size=16, verbose=0)
 
 
+def test_horovods_refusals_are_kept() -> None:
+    with pytest.raises(ValueError, match="op currently only supports Average and Sum"):
+        DistributedOptimizer(tf.keras.optimizers.SGD(0.1), op=-1)
+
+
 def test_adasum() -> None:
-    message = refused(Tape("topk", op=hvd.Adasum), UnsupportedError)
+    message = refused(Tape("topk", model=small_model(), op=hvd.Adasum), UnsupportedError)
     assert "op=hvd.Adasum is not supported with this compression" in message and "use op=hvd.Average" in message
 
 
@@ -120,14 +122,14 @@ def test_direct_calls_need_a_name() -> None:
         hvd.reducescatter(tf.ones(4), compression=Compression.topk())
 
 
-@pytest.mark.parametrize("op", ["Adasum", "Min", "Max", "Product"])
+@pytest.mark.parametrize("op", ["Adasum", "Max"])
 def test_direct_calls_only_sum(op: str) -> None:
     with pytest.raises(UnsupportedError, match=rf"op=hvd\.{op} is not supported with this compression"):
         hvd.allreduce(tf.ones(3), name="not.summed", op=getattr(hvd, op), compression=Compression.topk())
 
 
 def test_direct_calls_know_the_shape() -> None:
-    @tf.function(input_signature=[tf.TensorSpec([None])])  # type: ignore[untyped-decorator]
+    @tf.function(input_signature=[tf.TensorSpec([None])], autograph=False)  # type: ignore[untyped-decorator]
     def step(x: Any) -> Any:
         return hvd.allreduce(x, name="shapeless", compression=Compression.topk())
 
@@ -142,7 +144,7 @@ def test_elastic_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnsupportedError, match=r"direct calls of hvd\.allreduce") as error:
         hvd.allreduce(tf.ones(3), name="elastic.x", compression=Compression.topk())
     assert everyone(str(error.value)) == [str(error.value)] * hvd.size()
-    job = Tape("topk", process_set=EVEN if hvd.rank() % 2 == 0 else ODD)
+    job = Tape("topk", model=small_model(), process_set=EVEN if hvd.rank() % 2 == 0 else ODD)
     assert "process sets are not supported with this compression in an elastic job" in refused(job, UnsupportedError)
 
 

@@ -38,6 +38,17 @@ def make_model() -> Any:
     return tf.keras.Sequential(layers)
 
 
+def small_model(*units: int) -> Any:
+    """As `make_model`; by default one variable, as what is traced takes as long as it has variables."""
+    *hidden, last = units or (40,)
+    init = [tf.keras.initializers.GlorotUniform(seed=seed) for seed in range(len(hidden) + 1)]
+    layers = [
+        tf.keras.layers.Dense(width, "relu", kernel_initializer=i) for width, i in zip(hidden, init, strict=False)
+    ]
+    layers.append(tf.keras.layers.Dense(last, use_bias=False, kernel_initializer=init[-1]))
+    return tf.keras.Sequential([tf.keras.Input((32,)), *layers])
+
+
 def batches(steps: range | int) -> tuple[Arr, Arr]:
     """Batches of 16, others for each rank and step."""
     numbers = range(steps) if isinstance(steps, int) else steps
@@ -57,12 +68,18 @@ def make(compression: str | Any) -> Any:
 
 
 def fit(
-    compression: str | Any, steps: int = 8, eager: bool = False, model: Any = None, lr: float = 0.1, **options: Any
+    compression: str | Any,
+    steps: int = 8,
+    eager: bool = False,
+    model: Any = None,
+    lr: float = 0.1,
+    kind: Any = tf.keras.optimizers.SGD,
+    distribute: Any = hvd_keras.DistributedOptimizer,
+    **options: Any,
 ) -> Any:
     """Train with Keras `fit`; gives the model."""
     model = make_model() if model is None else model
-    sgd = tf.keras.optimizers.SGD(lr, momentum=0.9)
-    optimizer = hvd_keras.DistributedOptimizer(sgd, compression=make(compression), **options)
+    optimizer = distribute(kind(lr, momentum=0.9), compression=make(compression), **options)
     model.compile(optimizer=optimizer, loss=LOSS, run_eagerly=eager)
     x, y = batches(steps)
     model.fit(x, y, batch_size=16, verbose=0, shuffle=False)
@@ -123,15 +140,15 @@ class Tape:
 
 
 @functools.cache
-def trained_fit(spec: str = "topk:ratio=0.05", steps: int = 8) -> tuple[Arr, dict[str, Arr]]:
-    """Weights and state after training with `fit`, which other ways are compared with."""
-    compression = make(spec)
-    return weights(fit(compression, steps)), state_of(compression)
+def trained_fit() -> tuple[Any, Any]:
+    """A small model after 8 steps of `fit`, which other ways are compared with, and its compressor."""
+    compression = Compression.topk(ratio=0.05)
+    return fit(compression, model=small_model()), compression
 
 
-def assert_same_state(compression: Any, expected: dict[str, Arr]) -> None:
+def assert_same_state(compression: Any, other: Any) -> None:
     """The same variables, bit for bit."""
-    state = state_of(compression)
+    state, expected = state_of(compression), state_of(other)
     assert state.keys() == expected.keys()
     for path, leaf in state.items():
         np.testing.assert_array_equal(leaf, expected[path], err_msg=path)

@@ -14,11 +14,13 @@ from parallel.pytorch.training import EVEN, ODD, SIZE
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _horovod() -> Iterator[None]:
+def _horovod(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(1)
     hvd.init(process_sets=[EVEN, ODD])
     gc.freeze()  # tests that collect garbage need not look at what was imported
     yield
+    if not request.session.testsfailed:
+        hvd.barrier()  # the first rank that shuts down ends Horovod for all
     hvd.shutdown()
 
 
