@@ -16,11 +16,11 @@ from hvd_compress.keras import Compression, DistributedOptimizer
 
 LOSSLESS = "topk:ratio=1.0"
 
-FITS: dict[str, dict[str, Any]] = {
-    "graph": {},
-    "eager": {"eager": True},
-    "groups": {"groups": 2},
-    "options": {"gradient_predivide_factor": 2.0, "sparse_as_dense": True, "backward_passes_per_step": 1},
+OPTIONS: dict[str, Any] = {
+    "groups": 2,
+    "gradient_predivide_factor": 2.0,
+    "sparse_as_dense": True,
+    "backward_passes_per_step": 1,
 }
 
 
@@ -37,16 +37,18 @@ def assert_equal_training(actual: Arr, expected: Arr) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "use"),
+    ("spec", "options"),
     [
-        *((LOSSLESS, use) for use in FITS),
-        *(("none", use) for use in ("graph", "eager")),
-        ("powersgd:rank=64,min_gain=0,min_size=0", "graph"),
-        (hvd.Compression.none, "graph"),
+        pytest.param(LOSSLESS, {}, id="graph"),
+        pytest.param(LOSSLESS, {"eager": True}, id="eager"),
+        pytest.param(LOSSLESS, OPTIONS, id="options"),
+        pytest.param(hvd.Compression.none, {}, id="horovod's own"),
+        pytest.param("none", {"eager": True}, id="none eager", marks=pytest.mark.long),
+        pytest.param("powersgd:rank=64,min_gain=0,min_size=0", {}, id="powersgd", marks=pytest.mark.long),
     ],
 )
-def test_fit(spec: Any, use: str) -> None:
-    assert_equal_training(weights(fit(spec, **FITS[use])), mean_training())
+def test_fit(spec: Any, options: dict[str, Any]) -> None:
+    assert_equal_training(weights(fit(spec, **options)), mean_training())
 
 
 def test_groups_of_variables() -> None:
@@ -68,12 +70,15 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "name", ["accumulation", "clipping", *(pytest.param(name, marks=pytest.mark.long) for name in ("adam", "schedule"))]
+)
 def test_optimizers(name: str) -> None:
     make = OPTIMIZERS[name]
     assert_equal_training(weights(fit("none", optimizer=make())), by_hand(optimizer=make()))
 
 
+@pytest.mark.long
 def test_horovods_own_never_reduces() -> None:
     """Why there is one here."""
     model = make_model()
@@ -109,7 +114,7 @@ def loop(gradients: Any, optimizer: Any, model: Any, eager: bool) -> Arr:
     return weights(model)
 
 
-@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("eager", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_custom_loop(eager: bool) -> None:
     model = make_model()
     optimizer = DistributedOptimizer(sgd(), compression=Compression.topk(ratio=1.0))
@@ -117,7 +122,7 @@ def test_custom_loop(eager: bool) -> None:
     assert_equal_training(trained, mean_training())
 
 
-@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("eager", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_custom_loop_with_horovods_tape(eager: bool) -> None:
     """It wants TensorFlow's variables, in place of Keras's."""
     model, compression = make_model(), Compression.topk(ratio=1.0)
@@ -139,7 +144,7 @@ def test_apply_without_variables() -> None:
     np.testing.assert_allclose(before - weights(model), 1.5, rtol=1e-6)
 
 
-@pytest.mark.parametrize("as_dense", [False, True])
+@pytest.mark.parametrize("as_dense", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_indexed_slices_beside_compressed_gradients(as_dense: bool) -> None:
     table = np.random.default_rng(0).standard_normal((50, 32)).astype(np.float32)
 

@@ -42,8 +42,7 @@ def test_twice() -> None:
         DistributedOptimizer(DistributedOptimizer(sgd()))
 
 
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+@pytest.mark.parametrize(("policy", "eager"), [("float32", False), ("mixed_float16", True)])
 def test_a_loss_scale_outside(policy: str, eager: bool) -> None:
     """Put there by hand, and by Keras."""
     optimizer = DistributedOptimizer(sgd())

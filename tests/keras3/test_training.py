@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from keras3.training import (
     Arr,
     assert_ranks_equal,
     batches,
+    by_hand,
     everyone,
     fit,
     go_on,
@@ -34,19 +36,27 @@ def scaled(optimizer: Any) -> Any:
     return keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=8.0, dynamic_growth_steps=2)
 
 
+@functools.cache
+def trained() -> tuple[Arr, dict[str, Arr]]:
+    """Weights and state after 6 steps, which other ways are compared with."""
+    compression = Compression.parse(LOSSY)
+    return weights(fit(compression)), state_of(compression)
+
+
+def assert_as_trained(model: Any, compression: Any) -> None:
+    """The same weights and state, bit for bit; and on all ranks."""
+    expected, state = trained()
+    np.testing.assert_array_equal(weights(model), expected)
+    assert_ranks_equal(expected)
+    assert any("residual" in path and np.abs(leaf).max() > 0 for path, leaf in state.items())
+    for path, leaf in state_of(compression).items():
+        np.testing.assert_array_equal(leaf, state[path], err_msg=path)
+
+
 def test_residuals_do_not_depend_on_the_loss_scale() -> None:
     """Powers of two change no bit."""
-    compressions = [Compression.parse(LOSSY) for _ in range(3)]
-    optimizers = [sgd(), scaled(sgd()), sgd(loss_scale_factor=256.0)]
-    plain, *others = (weights(fit(c, optimizer=o)) for c, o in zip(compressions, optimizers, strict=True))
-    assert_ranks_equal(plain)
-    assert optimizers[1].dynamic_scale.numpy() == 8.0 * 2**3
-    states = [state_of(compression) for compression in compressions]
-    assert any("residual" in path and np.abs(leaf).max() > 0 for path, leaf in states[0].items())
-    for other, state in zip(others, states[1:], strict=True):
-        np.testing.assert_array_equal(other, plain)
-        for path, leaf in states[0].items():
-            np.testing.assert_array_equal(state[path], leaf)
+    compression = Compression.parse(LOSSY)
+    assert_as_trained(fit(compression, optimizer=sgd(loss_scale_factor=256.0)), compression)
 
 
 def test_16_bits_travel_scaled() -> None:
@@ -61,9 +71,9 @@ def test_16_bits_travel_scaled() -> None:
 
 def test_a_bad_step_leaves_no_trace() -> None:
     """Of one rank only: all skip it, halve the scale, and go on as if it had never been."""
-    compression, calm_compression = Compression.parse(LOSSY), Compression.parse(LOSSY)
-    optimizer = scaled(sgd())
-    model = fit(compression, 3, optimizer)
+    compression, optimizer = Compression.parse(LOSSY), scaled(sgd())
+    model = fit(compression, 4, optimizer)
+    assert optimizer.dynamic_scale.numpy() == 8.0 * 2**2
     before, state, scale = weights(model), state_of(compression), optimizer.dynamic_scale.numpy()
     x, y = batches(range(99, 100))
     model.fit(x * (np.inf if hvd.rank() == 1 else 1.0), y, batch_size=16, verbose=0)
@@ -72,9 +82,8 @@ def test_a_bad_step_leaves_no_trace() -> None:
     np.testing.assert_array_equal(weights(model), before)
     for path, leaf in state_of(compression).items():
         np.testing.assert_array_equal(leaf, state[path], err_msg=path)
-    calm = weights(fit(calm_compression, 5))
-    np.testing.assert_array_equal(weights(go_on(model, range(3, 5))), calm)
-    assert compression.stats().steps == 6
+    assert_as_trained(go_on(model, range(4, 6)), compression)
+    assert compression.stats().steps == 7
 
 
 def test_without_a_loss_scale_all_ranks_see_a_bad_step() -> None:
@@ -105,7 +114,7 @@ class Own(keras.optimizers.SGD):  # type: ignore[misc]
     """A user's optimizer."""
 
 
-@pytest.mark.parametrize("kind", [keras.optimizers.SGD, Own])
+@pytest.mark.parametrize("kind", [Own, pytest.param(keras.optimizers.SGD, marks=pytest.mark.long)])
 def test_a_saved_model_goes_on_bit_for_bit(kind: Any, tmp_path: Path) -> None:
     """It is saved with the plain optimizer; the compressor is saved beside it."""
     compression, path = Compression.parse(LOSSY), tmp_path / "model.keras"
@@ -127,29 +136,26 @@ def test_a_saved_model_goes_on_bit_for_bit(kind: Any, tmp_path: Path) -> None:
 def test_a_layer_begins_to_learn() -> None:
     """Which changes the list of variables; the compressor stays."""
 
-    def train(compression: Any) -> Arr:
-        model = make_model()
-        model.layers[0].trainable = False
-        frozen = model.layers[0].kernel.numpy()
-        fit(compression, 3, model=model)
-        np.testing.assert_array_equal(model.layers[0].kernel.numpy(), frozen)
-        model.layers[0].trainable = True
-        return weights(fit(compression, range(3, 6), model=model))
-
     compression = Compression.topk(ratio=1.0, min_size=0)
-    trained = train(compression)
-    assert_ranks_equal(trained)
-    np.testing.assert_allclose(trained, train(Compression.none), rtol=0, atol=2e-5)
+    model, expected = make_model(), make_model()
+    frozen = model.layers[0].kernel.numpy()
+    for steps, learns in ((range(3), False), (range(3, 6), True)):
+        model.layers[0].trainable = expected.layers[0].trainable = learns
+        fit(compression, steps, model=model)
+        by_hand(steps, model=expected)
+        assert np.array_equal(model.layers[0].kernel.numpy(), frozen) != learns
+    assert_ranks_equal(weights(model))
+    np.testing.assert_allclose(weights(model), weights(expected), rtol=0, atol=2e-5)
     assert len(compression.sessions) == 2
 
 
-@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("eager", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_two_models_share_a_compressor_and_nothing_else(eager: bool) -> None:
     compression = Compression.parse(LOSSY)
-    alone = weights(fit(LOSSY, 2, eager=eager))
-    first = fit(compression, 1, eager=eager)
-    fit(compression, range(50, 51), eager=eager)
-    np.testing.assert_array_equal(weights(go_on(first, range(1, 2))), alone)
+    alone = weights(fit(LOSSY, eager=True)) if eager else trained()[0]
+    first = fit(compression, 3, eager=eager)
+    fit(compression, range(50, 53), eager=eager)
+    np.testing.assert_array_equal(weights(go_on(first, range(3, 6))), alone)
     assert len(compression.sessions) == 2
 
 

@@ -76,9 +76,10 @@ def go_on(model: Any, steps: range | int) -> Any:
     return model
 
 
-def by_hand(steps: int = 6, ranks: tuple[int, ...] = (0, 1), optimizer: Any = None) -> Arr:
+def by_hand(steps: range | int = 6, ranks: tuple[int, ...] = (0, 1), optimizer: Any = None, model: Any = None) -> Arr:
     """The weights after training on the means of the gradients of ranks, without Horovod."""
-    model, plain = make_model(), sgd() if optimizer is None else optimizer
+    model = make_model() if model is None else model
+    plain = sgd() if optimizer is None else optimizer
 
     @tf.function  # type: ignore[untyped-decorator]
     def gradients(x: Any, y: Any) -> Any:
@@ -86,7 +87,7 @@ def by_hand(steps: int = 6, ranks: tuple[int, ...] = (0, 1), optimizer: Any = No
             loss = LOSS(y, model(x))
         return tape.gradient(loss, model.trainable_variables)
 
-    for step in range(steps):
+    for step in range(steps) if isinstance(steps, int) else steps:
         of_ranks = [gradients(*map(tf.constant, batches(range(step, step + 1), rank))) for rank in ranks]
         means = [tf.add_n(list(parts)) / len(ranks) for parts in zip(*of_ranks, strict=True)]
         plain.apply_gradients(zip(means, model.trainable_variables, strict=True))
