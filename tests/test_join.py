@@ -12,9 +12,8 @@ pytestmark = pytest.mark.jobs
 PROGRAM = Path(__file__).parent / "parallel" / "joined_keras.py"
 
 
-@pytest.mark.parametrize(
-    ("spec", "controller"), [("none", "gloo"), pytest.param("fp16", "mpi", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("spec", "controller"), [("none", "gloo"), ("fp16", "mpi")])
 def test_a_rank_that_has_joined_before_the_others_trace(spec: str, controller: str) -> None:
     output = horovodrun(2, controller, PROGRAM, spec).stdout
     assert [f"rank {rank} has {2 if rank == 0 else 0}" in output for rank in range(2)] == [True] * 2

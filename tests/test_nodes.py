@@ -35,11 +35,13 @@ def test_unequal_nodes_are_named_on_all_ranks(framework: str) -> None:
     assert "same number of ranks on each node" in said[0] and "localhost has rank 0, 1; 127.0.0.1 has rank 2" in said[0]
 
 
+@pytest.mark.long
 def test_a_rank_that_is_killed_ends_the_job() -> None:
     job = horovodrun(4, "gloo", JOB, "torch", "killed", "", nodes=[2, 2], check=False)
     assert job.returncode and "Killed" in job.stdout and "went on" not in job.stdout
 
 
+@pytest.mark.long
 @FRAMEWORKS
 def test_no_node_ends_the_job_while_another_is_in_its_last_step(framework: str) -> None:
     job = horovodrun(4, "gloo", JOB, framework, "late", "", nodes=[2, 2])

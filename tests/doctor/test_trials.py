@@ -75,6 +75,7 @@ def test_findings_name_the_job() -> None:
 
 
 @pytest.mark.jobs
+@pytest.mark.long
 def test_a_real_job() -> None:
     program = shutil.which("horovodrun", path=str(Path(sys.executable).parent))
     trial = attempt(machine(horovodrun=program, mpirun="Open MPI 5.0.11"), "torch", "mpi", timeout=600)

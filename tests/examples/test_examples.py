@@ -113,6 +113,7 @@ def test_language_model(tmp_path: Path) -> None:
     assert reached[1] < reached[0] < 25
 
 
+@pytest.mark.long
 def test_elastic(tmp_path: Path) -> None:
     """Whom an elastic job loses and wins is tested elsewhere."""
     hosts = tmp_path / "hosts.sh"

@@ -97,6 +97,7 @@ def test_two_replicas_of_the_cnn_with_a_memory_of_each_sample(images: str) -> No
     assert last(printed, "bytes_per_step") == pytest.approx(predicted, rel=0.03)
 
 
+@pytest.mark.long
 def test_the_gpt(text: str) -> None:
     """A model that knows nothing has a perplexity of 256."""
     options = ["--stages=2", "--forward=minmax:bits=8", "--backward=qsgd:bits=8"]

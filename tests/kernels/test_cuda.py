@@ -31,5 +31,6 @@ def test_they_agree_with_the_oracle(file: str) -> None:
     assert " passed" in run(file, TRITON_INTERPRET="1")
 
 
+@pytest.mark.long
 def test_they_compile_for_a_gpu_and_wait_for_none(tmp_path: Path) -> None:
     assert " passed" in run("compiled.py", TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.jobs
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 def test_without_a_gpu_it_runs_and_says_what_it_did_not(tmp_path: Path) -> None:
     results = tmp_path / "gpu.json"
     command = [sys.executable, str(ROOT / "tools/gpu_check"), "--cpu", "--json", str(results)]

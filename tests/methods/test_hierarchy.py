@@ -101,7 +101,7 @@ def test_with_one_rank_per_node_it_is_the_flat_method(spec: str) -> None:
     assert flat.bytes_sent == tall.bytes_sent
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("spec", [spec for spec, example in EXAMPLES.items() if example.unbiased])
 def test_unbiased_methods_stay_unbiased(spec: str) -> None:
     """The mean over 1000 draws is within 5 standard errors of the truth."""

@@ -73,7 +73,7 @@ def rounds(method: Homomorphic, bucket: Bucket, xs: list[Arr], ops: Ops = NUMPY)
     return sent
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, *(pytest.param(more, marks=pytest.mark.slow) for more in range(4, 9))])
+@pytest.mark.parametrize("ranks", [1, 2, 3, *(pytest.param(more, marks=pytest.mark.long) for more in range(4, 9))])
 @pytest.mark.parametrize("numel", [1, 20, 1000, 5000])
 def test_sums_are_exact_at_full_load(numel: int, ranks: int) -> None:
     bucket, method = bucket_of((numel,)), Homomorphic(density=0.05)

@@ -60,7 +60,7 @@ def fitted(method: SIDCo, x: Arr, stages: int = 1) -> float:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("fit", FITS)
 @pytest.mark.parametrize("name", list(DRAWS))
 def test_what_is_sent_is_near_the_target(name: str, fit: str) -> None:
