@@ -128,6 +128,7 @@ def test_a_job_goes_on_from_what_a_save_had_kept() -> None:
     assert kinds(PLAIN, rank(1.0), rank(1.0)) == ["mass"]
 
 
+@pytest.mark.long
 @pytest.mark.jobs
 @pytest.mark.parametrize(("framework", "seeds"), [("torch", "0:7"), ("keras", "4:7")])
 def test_a_few_schedules(framework: Framework, seeds: str) -> None:
