@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unittest
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import horovod_tests
@@ -21,13 +22,13 @@ GOOD, SKIPPED = ({"event": "end", "outcome": outcome, "injected": True} for outc
 OTHER_NUMBERS = {"event": "error", "time": 2, "kind": "numbers", "text": "0 is not 1"}
 BROKEN = {"event": "error", "time": 1, "kind": "error", "text": "TypeError: broken"}
 
-Notes = list[dict[str, object]]
+Notes = Sequence[Mapping[str, object]]
 
 
 def judged(folder: Path, *ranks: Notes, stacks: tuple[str, str] = ("", "")) -> Verdict:
     """How a test went, of two ranks that have noted this and left these stacks behind."""
     for rank, (notes, stack) in enumerate(zip(ranks, stacks, strict=True)):
-        lines: Notes = [{"event": "collected", "test": "", "tests": ["it", "another"]}]
+        lines: list[Mapping[str, object]] = [{"event": "collected", "test": "", "tests": ["it", "another"]}]
         lines += [{"test": "it", **note} for note in ({"event": "start"}, *notes)]
         text = "".join(f"{json.dumps(line)}\n" for line in lines)
         (folder / f"rank{rank}.jsonl").write_text(text + '{"event": "half a li')

@@ -82,7 +82,7 @@ def test_a_wrong_hook_fails(tmp_path: Path) -> None:
 
 
 def test_how_a_test_went(tmp_path: Path) -> None:
-    def judged(*records: tuple[object, ...], stack: str = "", skipped: bool = False) -> tuple[str, str, bool]:
+    def judged(*records: tuple[object, ...], stack: str = "", skipped: bool = False) -> tuple[object, ...]:
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
         for rank in range(2):
@@ -92,7 +92,7 @@ def test_how_a_test_went(tmp_path: Path) -> None:
         result = unittest.TestResult()
         if skipped:
             result.addSkip(unittest.FunctionTestCase(print), "no GPU")
-        return tuple(pytorch_tests.judge(result, folder, 2))
+        return pytorch_tests.judge(result, folder, 2)
 
     passed = (1.0, "passed", "", 1, 1)
     assert judged(passed, passed) == ("passed", "", True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from catalogue import EXAMPLES, bare, each_way
@@ -38,7 +36,7 @@ GRAPHS = each_way(SPECS, by_method=False)
 """One for each way to communicate: TensorFlow takes long to trace, and its primitives are compared with numpy's."""
 
 
-def on(frameworks: list[str], specs: list[str]) -> Any:
+def on(frameworks: list[str], specs: list[str]) -> pytest.MarkDecorator:
     """Specs on frameworks; on TensorFlow only some."""
     cases = [(spec, framework) for framework in frameworks for spec in specs]
     return pytest.mark.parametrize(

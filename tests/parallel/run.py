@@ -70,6 +70,8 @@ ALL = {job: ["."] for job in itertools.product(FRAMEWORKS, CONTROLLERS, RANKS)}
 SOAK = {job: ["test_catalogue.py", "test_faults.py"] for job in ALL if job not in JOBS}
 SOAK |= {(framework, "mpi", "2+2+2"): ["test_nodes.py"] for framework in FRAMEWORKS}
 SOAK |= {(framework, "gloo", "2"): [".", "--long"] for framework in FRAMEWORKS}
+SOAK[("keras", "mpi", "3")] = ["test_catalogue.py", "--long"]
+SOAK[("keras", "gloo", "2+2")] = ["test_nodes.py", "test_catalogue.py", "--long"]
 
 
 def run(framework: str, controller: str, ranks: str, names: Sequence[str] = (".",)) -> bool:
