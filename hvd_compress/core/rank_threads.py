@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -273,11 +273,7 @@ class ThreadTransport:
             return None
         for key in keys:
             if key not in self._lanes:
-                lane = ThreadTransport(
-                    self.ranks, self.thread, self.threads, self.world, self.number, self.board, f"{self.channel}/{key}"
-                )
-                lane._connected.extend(self._connected)
-                self._lanes[key] = lane
+                self._lanes[key] = replace(self, channel=f"{self.channel}/{key}", _count=count(), _lanes={})
         return self._lanes
 
     def connect(self) -> None:

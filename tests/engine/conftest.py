@@ -42,15 +42,20 @@ class Setting(NamedTuple):
     local_size: int = 1
 
 
-SETTINGS = [Setting(2, "names"), Setting(3, "channels"), Setting(2, "turns")]
+SETTINGS = {
+    "names": Setting(2, "names"),
+    "channels": Setting(3, "channels"),
+    "turns": Setting(2, "turns"),
+    "nodes": Setting(4, "channels", 2),
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Repeat tests for each setting, unless they make their own ranks."""
     if "on_ranks" in metafunc.fixturenames:
         only = metafunc.definition.get_closest_marker("matched")
-        settings = [one for one in SETTINGS if one.matching in (only.args if only else ("names", "channels"))]
-        metafunc.parametrize("on_ranks", settings, ids=lambda one: f"{one.size} by {one.matching}", indirect=True)
+        names = only.args if only else ("names", "channels")
+        metafunc.parametrize("on_ranks", [SETTINGS[name] for name in names], ids=names, indirect=True)
 
 
 @pytest.fixture
