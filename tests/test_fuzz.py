@@ -87,6 +87,7 @@ def values(draw: st.DrawFn, shape: tuple[int, ...], dtype: str) -> Arr:
         return np.clip(flat * scale, -top, top).astype(dtype).reshape(shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [*SPECS, *COMPOSED])
 @settings(max_examples=15, derandomize=True)
 @given(data=st.data())

@@ -55,7 +55,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "on_ranks" in metafunc.fixturenames:
         only = metafunc.definition.get_closest_marker("matched")
         names = only.args if only else ("names", "channels")
-        metafunc.parametrize("on_ranks", [SETTINGS[name] for name in names], ids=names, indirect=True)
+        # make quick runs each test once.
+        marks = [[], *([[pytest.mark.slow]] * (len(names) - 1))]
+        settings = [pytest.param(SETTINGS[name], marks=mark) for name, mark in zip(names, marks, strict=True)]
+        metafunc.parametrize("on_ranks", settings, ids=names, indirect=True)
 
 
 @pytest.fixture

@@ -110,6 +110,7 @@ def check_flips(spec: str, framework: str, bucket: Bucket, data: st.DataObject) 
         np.testing.assert_array_equal(total, np.asarray(results[0].total))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 @pytest.mark.parametrize("spec", SPECS)
 @settings(max_examples=25, derandomize=True)

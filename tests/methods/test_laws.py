@@ -57,7 +57,7 @@ ALL = ["numpy", "torch", "tensorflow"]
     [
         *((spec, ranks, "numpy") for spec in SPECS for ranks in (1, 3)),
         *((spec, 2, "torch") for spec in SPECS),
-        *((spec, ranks, "numpy") for spec in GRAPHS for ranks in (4, 7)),
+        *(pytest.param(spec, ranks, "numpy", marks=pytest.mark.slow) for spec in GRAPHS for ranks in (4, 7)),
         *(pytest.param(spec, 2, "tensorflow", marks=pytest.mark.tensorflow) for spec in GRAPHS[::2]),
     ],
 )

@@ -40,6 +40,7 @@ def test_a_split_model_is_the_whole_model_over_horovod(ranks: int, controller: s
     job("horovod", ranks, "equality", "1", "4", controller=controller)
 
 
+@pytest.mark.long
 def test_a_rank_ends_early() -> None:
     """In a job of Horovod; the links end with MPI, and say so."""
     result = horovodrun(2, "mpi", FOLDER / "ending_job.py")
@@ -47,6 +48,7 @@ def test_a_rank_ends_early() -> None:
     assert "then: MPI failed: it has been finalized" in result.stdout
 
 
+@pytest.mark.long
 def test_replicas_of_two_stages() -> None:
     job("horovod", 4, "equality", "2", "4")
 
