@@ -41,13 +41,14 @@ MARK = "HVD_COMPRESS_MUTANT"
 
 PYTEST = "-m pytest -x -q -p no:cacheprovider"
 PARALLEL = "tests/parallel/run.py"
-METHODS = [f"{PYTEST} tests/ops tests/methods tests/test_local_world.py tests/test_policy.py tests/test_schedules.py"]
+CORE = "tests/ops tests/methods tests/test_local_world.py tests/test_policy.py tests/test_schedules.py"
+METHODS = [f"{PYTEST} --quick {CORE}", f"{PYTEST} {CORE}"]
 TORCH = [f"{PYTEST} tests/engine tests/test_bucketing.py", f"{PARALLEL} pytorch 2", f"{PARALLEL} pytorch mpi"]
 
 ROOMS: dict[str, list[str]] = {
     "core": [f"{PYTEST} tests/test_transport.py tests/checkpoint tests/test_units.py", *METHODS, *TORCH[:2]],
     "methods": METHODS,
-    "wrappers": [f"{METHODS[0]} tests/test_measure.py tests/test_spec.py tests/test_api.py"],
+    "wrappers": [*METHODS, f"{PYTEST} tests/test_measure.py tests/test_spec.py tests/test_api.py"],
     "ops": [f"{PYTEST} tests/kernels", *METHODS],
     "kernels": [f"{PYTEST} tests/kernels", *METHODS],
     "torch": [*TORCH, f"{PYTEST} tests/test_resume.py tests/test_repartition.py"],
