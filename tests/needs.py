@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-
 
 class Need(NamedTuple):
     """A program, right or data set that a machine may lack.
@@ -24,11 +22,6 @@ class Need(NamedTuple):
     met: Callable[[], bool]
     name: str
     cure: str
-
-
-def browser() -> str | None:
-    """Return the path of the browser."""
-    return next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
 def emulates_hosts() -> bool:
@@ -45,7 +38,6 @@ def makes_namespaces() -> bool:
 
 
 NEEDS = {
-    "chromium": Need(lambda: bool(browser()), "Chromium", "apt-get install chromium"),
     "hosts": Need(emulates_hosts, "emulated hosts", "apt-get install iproute2, and run as root"),
     "namespaces": Need(
         makes_namespaces, "user namespaces", "apt-get install iproute2, on a kernel that lets users make namespaces"
