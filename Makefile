@@ -11,6 +11,8 @@ PAGES := build/api
 
 # horovodrun finds mpirun, and the build its cmake, on PATH.
 export PATH := $(VENV):$(PATH)
+# Python keeps what it has compiled: collecting the tests takes half the time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 # Two processes; files whose tests start jobs come first, as they take longest.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 import numpy as np
+import pytest
 from worlds import Arr, bucket_of, normal
 
 from hvd_compress import parse
@@ -31,6 +33,13 @@ def bare(spec: str) -> Method:
     """Return the method of a spec without what is kept between steps."""
     method = (COMPOSED.get(spec) or parse(spec)).core
     return method.inner if isinstance(method, Wrapper) else method
+
+
+def one_in(n: int, cases: Iterable[Any]) -> list[Any]:
+    """Return all cases of a test, of which ``make quick`` runs one in ``n``."""
+    slow = pytest.mark.slow
+    found = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*case, marks=[slow] if number % n else []) for number, case in enumerate(found)]
 
 
 @cache

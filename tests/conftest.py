@@ -21,6 +21,7 @@ for variable in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
 
 # How long an example takes depends on the machine and on what else it does; which examples, on nothing.
 settings.register_profile("patient", deadline=None, derandomize=True)
+settings.register_profile("quick", parent=settings.get_profile("patient"), max_examples=20)
 settings.load_profile("patient")
 
 # A shell starts jobs in the background with Ctrl-C ignored, and all that these start would ignore it, too.
@@ -43,6 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Notice a test that starts a job and lacks its mark."""
     if config.getoption("quick"):
+        settings.load_profile("quick")
         launching.run = launching.horovodrun = refused  # type: ignore[assignment]
 
 

@@ -35,7 +35,7 @@ FIELDS = [(name, field.name) for name, cls in REGISTRY.items() for field in data
 
 
 @pytest.mark.parametrize(("name", "field"), FIELDS)
-@settings(max_examples=30, derandomize=True)
+@settings(max_examples=10)
 @given(value=ANYTHING)
 def test_any_value_of_a_hyper_parameter_is_taken_or_refused_by_name(name: str, field: str, value: Any) -> None:
     try:
@@ -47,7 +47,7 @@ def test_any_value_of_a_hyper_parameter_is_taken_or_refused_by_name(name: str, f
 
 
 @pytest.mark.parametrize("option", ["feedback", *MEMORY, *OPTIONS])
-@settings(max_examples=30, derandomize=True)
+@settings(max_examples=10)
 @given(value=ANYTHING)
 def test_any_value_of_an_option_is_taken_or_refused_by_name(option: str, value: Any) -> None:
     try:
@@ -89,7 +89,7 @@ def values(draw: st.DrawFn, shape: tuple[int, ...], dtype: str) -> Arr:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", [*SPECS, *COMPOSED])
-@settings(max_examples=15, derandomize=True)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_any_finite_gradients(spec: str, data: st.DataObject) -> None:
     """The means are equal on all ranks, of the shape and dtype of the gradients, and finite, or no state has changed.

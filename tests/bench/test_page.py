@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from hvd_compress.methods import REGISTRY
@@ -17,6 +18,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "methods.md"
 REMEDY = "docs/methods.md is not current: run hvd-compress docs"
 
 
+@pytest.mark.slow
 def test_the_page_in_the_repository_is_current() -> None:
     static, heading, _ = PAGE.read_text().partition(page.MEASURED)
     assert heading, REMEDY
@@ -79,6 +81,7 @@ def test_figures() -> None:
     assert (page.span([8.03, 8.04]), page.span([2.05, 12.08])) == ("8.04", "2.05-12.1")
 
 
+@pytest.mark.slow
 def test_docs_writes_the_page(tmp_path: Path) -> None:
     results, output = tmp_path / "vnmse.json", tmp_path / "methods.md"
     measured = measure_all(["natural", "topk:ratio=0.5"], ["gaussian"], size=900, ranks=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from catalogue import one_in
 
 from hvd_compress import LocalWorld, parse
 from hvd_compress.methods import REGISTRY
@@ -27,7 +28,7 @@ def test_bits(name: str, bits: list[float]) -> None:
     np.testing.assert_allclose(list(cost(name).bits.values()), bits, rtol=0.02)
 
 
-@pytest.mark.parametrize("name", [name for name in REGISTRY if name != "homomorphic"])
+@pytest.mark.parametrize("name", one_in(3, [name for name in REGISTRY if name != "homomorphic"]))
 def test_the_simulator_counts_the_same(name: str) -> None:
     """Of the payloads, with 2 ranks: for none of these collectives a rank sends more than that."""
     rng = np.random.default_rng(0)

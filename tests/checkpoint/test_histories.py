@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_compress.checkpoint import saves, state_files
@@ -99,7 +99,6 @@ def check(loaded: Loaded, world: World, expected: Expected) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=60)
 def test_the_last_complete_save_is_loaded_by_all_ranks(data: st.DataObject) -> None:
     """Whatever the number of ranks, wherever each was killed, and however late its folder shows others' files."""
     with TemporaryDirectory() as name:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from catalogue import SPECS
+from catalogue import SPECS, one_in
 from worlds import bucket_of, normal
 
 from hvd_compress import parse
@@ -126,7 +126,7 @@ def test_what_waits_for_other_ranks_is_carried_on() -> None:
         np.testing.assert_array_equal(back.buckets["b0"]["residual"], residual)
 
 
-@pytest.mark.parametrize("spec", [*SPECS, "topk:measure=on"])
+@pytest.mark.parametrize("spec", one_in(3, [*SPECS, "topk:measure=on"]))
 def test_ranks_can_tell_from_a_checksum_that_they_have_drifted_apart(spec: str) -> None:
     """It is of what is equal on all ranks: no more, which would refuse sound states, and no less."""
     method = parse(spec).core

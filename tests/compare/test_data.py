@@ -52,6 +52,7 @@ def test_the_order_is_of_the_seed_and_the_epoch_and_of_nothing_else() -> None:
     assert len({tuple(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
 
 
+@pytest.mark.slow
 def test_digits() -> None:
     digits = data.digits()
     assert digits.train.shape == (1408, 8, 8) and digits.test.shape == (389, 8, 8)

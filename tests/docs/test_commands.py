@@ -41,8 +41,9 @@ def name_of(words: list[str]) -> tuple[str, ...]:
 
 def test_commands_parse() -> None:
     """Parse all options and their values. ``make commands`` runs the commands, which takes longer."""
+    app: Any = typer.main.get_command(complete().app)
     for words in MINE:
-        command: Any = typer.main.get_command(complete().app)
+        command = app
         rest = [STAND_INS.get(word, word) for word in words]
         while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
             command = command.commands[rest.pop(0)]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from catalogue import one_in
 from engine.ranks import Compression, Job, assert_ranks_equal, everyone, rank, size
 from torch import Tensor, nn
 
@@ -129,7 +130,7 @@ def settle(job: Job, clock: Clock, run: Callable[[int], object]) -> list[Cuts]:
     return partitions
 
 
-@pytest.mark.parametrize("spec", [TOPK, POWERSGD])
+@pytest.mark.parametrize("spec", one_in(2, [TOPK, POWERSGD]))
 def test_the_search_loses_nothing(spec: str, clock: Clock, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     """It settles, is logged once, and then is as what it has found: pinned, saved and restored, or restored pinned."""
     job = made(spec)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from catalogue import EACH_KIND, WARMING_UP
+from catalogue import EACH_KIND, WARMING_UP, one_in
 from engine.ranks import Job, assert_ranks_equal, everyone, leaves_of, rank, size
 from torch import Tensor, nn
 
@@ -37,7 +37,7 @@ def apply(job: Job, scale: float = 1.0) -> None:
         job.optimizer.step()
 
 
-@pytest.mark.parametrize("spec", [spec for spec in [*EACH_KIND, *WARMING_UP] if spec != "bf16"])
+@pytest.mark.parametrize("spec", one_in(3, [spec for spec in [*EACH_KIND, *WARMING_UP] if spec != "bf16"]))
 def test_a_gradient_that_is_not_finite_on_one_rank_leaves_no_trace(spec: str) -> None:
     """The job with bad steps goes on as the one without, bit for bit."""
     disturbed, calm = Job(f"{spec}"), Job(f"{spec}")

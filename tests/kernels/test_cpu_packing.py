@@ -27,23 +27,23 @@ def random_bytes(shape: int | tuple[int, int], below: int = 256, seed: int = 0) 
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
-@pytest.mark.parametrize("n", SIZES)
-def test_codes_are_packed_and_come_back(n: int, bits: int) -> None:
-    for codes in (random_bytes(n, 2**bits), random_bytes(n + 1, 2**bits)[1:]):
-        packed = cpu.pack(codes, bits)
-        assert packed.dtype == np.uint8
-        np.testing.assert_array_equal(packed, ORACLE.pack(codes, bits))
-        np.testing.assert_array_equal(cpu.unpack(packed, bits, n), codes)
+def test_codes_are_packed_and_come_back(bits: int) -> None:
+    for n in SIZES:
+        for codes in (random_bytes(n, 2**bits), random_bytes(n + 1, 2**bits)[1:]):
+            packed = cpu.pack(codes, bits)
+            assert packed.dtype == np.uint8
+            np.testing.assert_array_equal(packed, ORACLE.pack(codes, bits))
+            np.testing.assert_array_equal(cpu.unpack(packed, bits, n), codes)
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
-@pytest.mark.parametrize("n", SIZES)
-def test_any_bytes_are_unpacked_alike(n: int, bits: int) -> None:
+def test_any_bytes_are_unpacked_alike(bits: int) -> None:
     """Also where bits are set behind the last code, as damage can do."""
-    data = random_bytes(packed_size(n, bits))
-    codes = cpu.unpack(data, bits, n)
-    assert codes.dtype == np.uint8
-    np.testing.assert_array_equal(codes, ORACLE.unpack(data, bits, n))
+    for n in SIZES:
+        data = random_bytes(packed_size(n, bits))
+        codes = cpu.unpack(data, bits, n)
+        assert codes.dtype == np.uint8
+        np.testing.assert_array_equal(codes, ORACLE.unpack(data, bits, n))
 
 
 @pytest.mark.parametrize("wrong", [-1, 1])
@@ -57,17 +57,17 @@ def test_other_lengths_are_refused(bits: int, wrong: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
-@pytest.mark.parametrize("size", [0, 1, 255, 511, 512, 513, 10_001])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 40])
-def test_saturating_sums(ranks: int, size: int, bits: int) -> None:
-    rows = random_bytes((ranks, size))
-    for zero in sorted({0, 1, 2 ** (bits - 1), 2**bits - 1}):
-        total = cpu.saturating_sum(rows, bits, zero, size)
-        assert total.dtype == np.uint8
-        np.testing.assert_array_equal(total, ORACLE.saturating_sum(rows, bits, zero, size))
+def test_saturating_sums(ranks: int, bits: int) -> None:
+    for size in (0, 1, 255, 511, 512, 513, 3001):
+        rows = random_bytes((ranks, size))
+        for zero in sorted({0, 1, 2 ** (bits - 1), 2**bits - 1}):
+            total = cpu.saturating_sum(rows, bits, zero, size)
+            assert total.dtype == np.uint8
+            np.testing.assert_array_equal(total, ORACLE.saturating_sum(rows, bits, zero, size))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from([1, 2, 4, 8]), st.integers(1, 6), st.integers(0, 2**32 - 1), st.data())
 def test_saturating_sums_of_codes_that_are_mostly_near_zero(
     bits: int, ranks: int, seed: int, data: st.DataObject

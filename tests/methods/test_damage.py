@@ -72,12 +72,12 @@ LENGTHS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
-@pytest.mark.parametrize("how", LENGTHS)
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if "scalecom" not in spec])
-def test_other_lengths_are_refused(spec: str, how: str, framework: str) -> None:
+def test_other_lengths_are_refused(spec: str, framework: str) -> None:
     """An allreduce, as of ScaleCom, cannot change lengths."""
-    with pytest.raises(ExchangeError, match="a payload has the wrong length"):
-        exchange(spec, framework, SMALL, Wire(0, LENGTHS[how]))
+    for other in LENGTHS.values():
+        with pytest.raises(ExchangeError, match="a payload has the wrong length"):
+            exchange(spec, framework, SMALL, Wire(0, other))
 
 
 def flips(n: int) -> st.SearchStrategy[list[tuple[int, int]]]:
@@ -113,7 +113,7 @@ def check_flips(spec: str, framework: str, bucket: Bucket, data: st.DataObject) 
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 @pytest.mark.parametrize("spec", SPECS)
-@settings(max_examples=25, derandomize=True)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_flipped_bits_are_refused_or_give_other_numbers(spec: str, framework: str, data: st.DataObject) -> None:
     check_flips(spec, framework, SMALL, data)
@@ -121,7 +121,7 @@ def test_flipped_bits_are_refused_or_give_other_numbers(spec: str, framework: st
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("spec", INDEXED)
-@settings(max_examples=10, derandomize=True)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_flipped_bits_in_tensorflow(spec: str, data: st.DataObject) -> None:
     check_flips(spec, "tensorflow", SMALL, data)
@@ -130,7 +130,7 @@ def test_flipped_bits_in_tensorflow(spec: str, data: st.DataObject) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 @pytest.mark.parametrize("spec", ["topk:ratio=0.001", "threshold:threshold=3.5"])
-@settings(max_examples=25, derandomize=True)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_flipped_bits_where_pages_are_counted(spec: str, framework: str, data: st.DataObject) -> None:
     check_flips(spec, framework, PAGES, data)

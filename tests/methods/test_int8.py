@@ -45,9 +45,9 @@ def test_sums_of_any_digits_come_back(bits: int, ranks: int, data: st.DataObject
     np.testing.assert_array_equal(unpack_lanes(NUMPY, packed, bits, lanes), ys.sum(0))
 
 
-@pytest.mark.parametrize("ranks", range(1, 128))
-def test_levels_leave_room_for_all_ranks(ranks: int) -> None:
-    assert Int8().levels(ranks) * ranks <= 127
+def test_levels_leave_room_for_all_ranks() -> None:
+    for ranks in range(1, 128):
+        assert Int8().levels(ranks) * ranks <= 127
 
 
 def test_too_many_ranks_are_refused_with_the_cure() -> None:

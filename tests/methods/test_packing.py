@@ -121,7 +121,7 @@ def saturated(codes: list[Arr], bits: int, zero: int) -> Arr:
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-@pytest.mark.parametrize("ranks", range(1, 8))
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_saturating_sum(framework: str, ranks: int, bits: int) -> None:
     """Against plain integers, with zero at the bottom, in the middle and at the top, and at lengths that do not fit."""

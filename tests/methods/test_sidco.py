@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from catalogue import one_in
 from worlds import COMPILED, FRAMEWORKS, Arr, bucket_of, leaves, normal, ops_of
 
 from hvd_compress.core.collectives import World
@@ -92,8 +94,7 @@ class WithoutTopK(NumpyOps):
         raise AssertionError(f"{CORRECTIONS} corrections did not suffice")
 
 
-@pytest.mark.parametrize("fit", FITS)
-@pytest.mark.parametrize("name", [name for name in DRAWS if name != "uniform"])
+@pytest.mark.parametrize(("name", "fit"), one_in(4, itertools.product([x for x in DRAWS if x != "uniform"], FITS)))
 def test_a_settled_fit_needs_no_top_k(name: str, fit: str) -> None:
     x, bucket, method = draw(name, 100_000), bucket_of((100_000,)), SIDCo(ratio=0.01, fit=fit)
     state, lengths = method.init(NUMPY, bucket, World(0, 1)), []
@@ -240,11 +241,10 @@ def degenerate(dtype: str) -> dict[str, Arr]:
     }
 
 
-@pytest.mark.parametrize("stages", [1, 7])
-@pytest.mark.parametrize("fit", FITS)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", list(degenerate("float32")))
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize(
+    ("framework", "name", "dtype", "fit", "stages"),
+    one_in(5, itertools.product(FRAMEWORKS, degenerate("float32"), ["float32", "float64"], FITS, [1, 7])),
+)
 def test_degenerate_gradients(framework: str, name: str, dtype: str, fit: str, stages: int) -> None:
     """The target is met to 10%, or all that is not zero is sent."""
     x, ops, method = degenerate(dtype)[name], ops_of(framework), SIDCo(ratio=0.02, fit=fit, stages=stages)

@@ -25,19 +25,19 @@ def total(method: THC, xs: list[Arr]) -> Arr:
     return result
 
 
-@pytest.mark.parametrize("ranks", range(2, 65))
 @pytest.mark.parametrize(
     ("bits", "levels"), [(2, "uniform"), (4, "uniform"), (8, "uniform"), (3, "table"), (4, "table")]
 )
-def test_sums_never_wrap(bits: int, levels: str, ranks: int) -> None:
+def test_sums_never_wrap(bits: int, levels: str) -> None:
     """All ranks at full scale, in every lane, in both directions and mixed: the packed sum is the true sum."""
     top = THC(bits=bits, levels=levels).top
-    width = width_of(top * ranks)
-    y = np.random.default_rng(ranks).choice([-top, 0, top], 1000).astype(np.int32)
-    y[:64], y[64:128] = top, -top
-    exact = pack_lanes(NUMPY, y, width).astype(np.int64) * ranks
-    assert np.abs(exact).max() < 2**31
-    np.testing.assert_array_equal(unpack_lanes(NUMPY, exact.astype(np.int32), width, 1000), y * ranks)
+    for ranks in range(2, 65):
+        width = width_of(top * ranks)
+        y = np.random.default_rng(ranks).choice([-top, 0, top], 1000).astype(np.int32)
+        y[:64], y[64:128] = top, -top
+        exact = pack_lanes(NUMPY, y, width).astype(np.int64) * ranks
+        assert np.abs(exact).max() < 2**31
+        np.testing.assert_array_equal(unpack_lanes(NUMPY, exact.astype(np.int32), width, 1000), y * ranks)
 
 
 def test_lanes_are_as_narrow_as_can_be() -> None:

@@ -160,7 +160,7 @@ def test_top_indices(ops: Ops, kind: str, k: int) -> None:
     same(ops, "top_indices", x[kind], k)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=50), st.data())
 def test_top_indices_of_anything_finite_or_not(values: list[float], data: st.DataObject) -> None:
     k = data.draw(st.integers(1, len(values)))

@@ -7,7 +7,7 @@ from itertools import accumulate
 import numpy as np
 import pytest
 import torch
-from catalogue import EXAMPLES, bare
+from catalogue import EXAMPLES, bare, one_in
 from torch import Tensor
 from worlds import bucket_of, normal, ops_of
 
@@ -44,8 +44,10 @@ def delivered(spec: str, ranks: int, kind: str) -> tuple[list[Tensor], list[Tens
     return [grads[i] for i in order], [whole[spans[i]].view(SHAPES[i]).to(grads[0].dtype) for i in order]
 
 
-@pytest.mark.parametrize(("ranks", "part"), [(1, 1000), (2, 64), (3, 2**17)])
-@pytest.mark.parametrize("spec", EXAMPLES)
+@pytest.mark.parametrize(
+    ("spec", "ranks", "part"),
+    one_in(4, ((spec, *case) for spec in EXAMPLES for case in [(1, 1000), (2, 64), (3, 2**17)])),
+)
 def test_parts_make_the_whole(spec: str, ranks: int, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "PART", part)
     for got, want in zip(*delivered(spec, ranks, "contiguous"), strict=True):

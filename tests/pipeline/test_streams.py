@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from catalogue import one_in
 from worlds import ops_of
 
 from hvd_compress.errors import BoundaryError, ExchangeError, SpecError
@@ -46,12 +48,14 @@ def go(sender: Stream, receiver: Stream, x: Arr, **facts: Any) -> Arr:
     return found.reshape(x.shape)
 
 
+SPECS = ["topk:ratio=0.2", "qsgd:bits=4", "minmax:bits=3", "threshold:threshold=1.5"]
 MEMORIES = ["none", "ef", "ef21", "aqsgd:samples=40", "aqsgd:samples=40,values=fp16"]
 
 
-@pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("spec", ["topk:ratio=0.2", "qsgd:bits=4", "minmax:bits=3", "threshold:threshold=1.5"])
-@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize(
+    ("framework", "spec", "memory"),
+    one_in(3, itertools.product(["numpy", "torch"], SPECS, MEMORIES)),
+)
 def test_both_ends_have_the_same(framework: str, spec: str, memory: str) -> None:
     ops, sender, receiver = ops_of(framework), stream(spec, memory), stream(spec, memory)
     order = np.random.default_rng(0)

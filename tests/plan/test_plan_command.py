@@ -21,6 +21,7 @@ def run(*arguments: str) -> Any:
     return RUNNER.invoke(complete().app, ["plan", *arguments])
 
 
+@pytest.mark.slow
 def test_a_plan_with_rates_of_this_machine(tmp_path: Path) -> None:
     written, drawn = tmp_path / "plan.json", tmp_path / "plan.png"
     methods = ("--methods", "topk:ratio=0.01,values=fp16,powersgd:rank=2,int8")
