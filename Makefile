@@ -38,7 +38,7 @@ python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || \
 	{ echo "setup: $(PYTHON) is not Python 3.11: apt-get install python3.11-venv, or make PYTHON=..." >&2; exit 1; }
 
-quick: dev ## Run the tests that start no job and load no TensorFlow (100 s)
+quick: dev ## Run the tests that start no job and load no TensorFlow (a minute)
 	$(PYTEST) --quick
 
 test: dev ## Run all tests: under horovodrun with 2 and 3 ranks, then all others (15 minutes)
