@@ -11,7 +11,7 @@ PAGES := build/api
 
 # horovodrun finds mpirun, and the build its cmake, on PATH.
 export PATH := $(VENV):$(PATH)
-# Python keeps what it has compiled: collecting the tests takes half the time.
+# Python keeps what it has compiled, whatever the shell says: collecting the tests takes half the time.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -41,7 +41,7 @@ python:
 quick: dev ## Run the tests that start no job and load no TensorFlow (a minute)
 	$(PYTEST) --quick
 
-test: dev ## Run all tests: under horovodrun with 2 and 3 ranks, then all others (15 minutes)
+test: dev ## Run all tests: under horovodrun with 2 and 3 ranks, then all others (16 minutes)
 	$(VENV)/python tests/parallel/run.py
 	$(PYTEST)
 

@@ -36,10 +36,9 @@ def bare(spec: str) -> Method:
 
 
 def one_in(n: int, cases: Iterable[Any]) -> list[Any]:
-    """Return all cases of a test, of which ``make quick`` runs one in ``n``."""
-    slow = pytest.mark.slow
-    found = [case if isinstance(case, tuple) else (case,) for case in cases]
-    return [pytest.param(*case, marks=[slow] if number % n else []) for number, case in enumerate(found)]
+    """Return all cases of a test, of which ``make quick`` runs one in ``n``. A tuple is a case of several arguments."""
+    values = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*value, marks=[pytest.mark.slow] if number % n else []) for number, value in enumerate(values)]
 
 
 @cache

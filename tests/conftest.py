@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Notice a test that starts a job and lacks its mark."""
+    """For ``make quick``, draw fewer examples, and notice a test that starts a job and lacks its mark."""
     if config.getoption("quick"):
         settings.load_profile("quick")
         launching.run = launching.horovodrun = refused  # type: ignore[assignment]

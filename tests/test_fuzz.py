@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from catalogue import COMPOSED, SPECS
+from catalogue import COMPOSED, SPECS, one_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import Arr
@@ -34,8 +34,8 @@ ANYTHING: st.SearchStrategy[Any] = st.one_of(
 FIELDS = [(name, field.name) for name, cls in REGISTRY.items() for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("name", "field"), FIELDS)
-@settings(max_examples=10)
+@pytest.mark.parametrize(("name", "field"), one_in(3, FIELDS))
+@settings(max_examples=30)
 @given(value=ANYTHING)
 def test_any_value_of_a_hyper_parameter_is_taken_or_refused_by_name(name: str, field: str, value: Any) -> None:
     try:
@@ -46,8 +46,8 @@ def test_any_value_of_a_hyper_parameter_is_taken_or_refused_by_name(name: str, f
         assert parse(to_spec(method)) == method
 
 
-@pytest.mark.parametrize("option", ["feedback", *MEMORY, *OPTIONS])
-@settings(max_examples=10)
+@pytest.mark.parametrize("option", one_in(3, ["feedback", *MEMORY, *OPTIONS]))
+@settings(max_examples=30)
 @given(value=ANYTHING)
 def test_any_value_of_an_option_is_taken_or_refused_by_name(option: str, value: Any) -> None:
     try:

@@ -81,7 +81,9 @@ def test_ef21(framework: str) -> None:
         np.testing.assert_allclose(total, sum(known), atol=1e-12)
 
 
-@pytest.mark.parametrize("spec", one_in(4, ["topk:ratio=0.1", "onebit", "powersgd:rank=2", "qsgd:bits=3"]))
+@pytest.mark.parametrize(
+    "spec", one_in(5, ["topk:ratio=0.1", "onebit", "powersgd:rank=2", "qsgd:bits=3", "blockk:ratio=0.1"])
+)
 def test_ef21_comes_to_a_gradient_that_stays(spec: str) -> None:
     """The error of a constant gradient falls to zero, however little is sent."""
     run = Run(EF21(parse(f"{spec},feedback=off" if ":" in spec else f"{spec}:feedback=off").core))
@@ -95,11 +97,11 @@ def test_ef21_comes_to_a_gradient_that_stays(spec: str) -> None:
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("method", [TopK(ratio=0.02), DGC(ratio=0.02, sample=1.0)])
 def test_deep_gradient_compression(method: TopK | DGC, nesterov: bool, clip: float, framework: str) -> None:
-    """Ten steps of Algorithm 4 of Lin et al., in dense mathematics, and for Nesterov's momentum its section B."""
+    """20 steps of Algorithm 4 of Lin et al., in dense mathematics, and for Nesterov's momentum its section B."""
     m, ranks = 0.9, 3
     run = Run(MomentumCorrection(method, m, nesterov, clip), ranks, framework)
     u, v = [np.zeros(1000)] * ranks, [np.zeros(1000)] * ranks
-    for _ in range(10):
+    for _ in range(20):
         gs, total = run.step()
         sent = []
         for i, g in enumerate(gs):

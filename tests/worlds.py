@@ -32,6 +32,7 @@ def ops_of(framework: str) -> Ops:
         from hvd_compress.ops.tensorflow import tensorflow_ops
 
         return tensorflow_ops()
+    assert framework == "numpy", framework
     return NumpyOps()
 
 

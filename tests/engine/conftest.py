@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch._dynamo  # loaded by the first optimizer otherwise
+from catalogue import one_in
 from engine.ranks import enter
 
 from hvd_compress.core.rank_threads import Matching, RankThreads, ThreadTransport
@@ -55,9 +56,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "on_ranks" in metafunc.fixturenames:
         only = metafunc.definition.get_closest_marker("matched")
         names = only.args if only else ("names", "channels")
-        # make quick runs each test once.
-        marks = [[], *([[pytest.mark.slow]] * (len(names) - 1))]
-        settings = [pytest.param(SETTINGS[name], marks=mark) for name, mark in zip(names, marks, strict=True)]
+        settings = one_in(len(names), [(SETTINGS[name],) for name in names])
         metafunc.parametrize("on_ranks", settings, ids=names, indirect=True)
 
 

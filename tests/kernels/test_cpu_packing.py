@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 import pytest
+from catalogue import one_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,10 +59,9 @@ def test_other_lengths_are_refused(bits: int, wrong: int) -> None:
         cpu.saturating_sum(random_bytes((2, size + wrong)), 1, 0, size)
 
 
-@pytest.mark.parametrize("bits", [1, 2, 4, 8])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 40])
+@pytest.mark.parametrize(("ranks", "bits"), one_in(3, itertools.product([1, 2, 3, 40], [1, 2, 4, 8])))
 def test_saturating_sums(ranks: int, bits: int) -> None:
-    for size in (0, 1, 255, 511, 512, 513, 3001):
+    for size in (0, 1, 255, 511, 512, 513, 10_001):
         rows = random_bytes((ranks, size))
         for zero in sorted({0, 1, 2 ** (bits - 1), 2**bits - 1}):
             total = cpu.saturating_sum(rows, bits, zero, size)

@@ -92,7 +92,7 @@ def test_each_finite_code_stands_for_the_number_of_torch(
 @EACH_FRAMEWORK
 @EACH_FORMAT
 @pytest.mark.parametrize("stochastic", [False, True])
-@pytest.mark.parametrize("scale", [1e-44, 1e-38, 1.0, 3.4e38])
+@pytest.mark.parametrize("scale", [1e-44, 1e-38, 1e-36, 1.0, 1e38, 3.4e38])
 def test_no_scale_overflows_or_makes_a_code_that_is_no_number(
     scale: float, stochastic: bool, method: FP8, largest: int, dtype: torch.dtype, framework: str
 ) -> None:

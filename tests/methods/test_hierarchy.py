@@ -25,7 +25,7 @@ from hvd_compress.wrappers.hierarchy import Hierarchical, cut, deal, join, split
 NUMPY = NumpyOps()
 SPECS = [spec for spec in EXAMPLES if not bare(spec).linear and spec != "none"]
 WORLDS = [(4, 2), (6, 3), (8, 4), (4, 1), (4, 4)]
-STEPS = 6
+STEPS = 12
 RETAINING = [spec for spec in SPECS if bare(spec).supports_feedback and EXAMPLES[spec].total in ("exact", "rounded")]
 BUCKET = bucket_of((20, 30), (4, 3, 5, 5), (1,), (7,))
 
@@ -63,7 +63,7 @@ def test_all_ranks_get_the_same_bits(spec: str, size: int, local_size: int) -> N
 
 @pytest.mark.parametrize(
     ("spec", "size", "local_size"),
-    one_in(3, in_turn(RETAINING)),
+    one_in(6, in_turn(RETAINING)),
 )
 def test_what_was_sent_and_what_is_kept_are_all_there_was(spec: str, size: int, local_size: int) -> None:
     states, got, true = steps(ErrorFeedback(Hierarchical(bare(spec))), size, local_size, STEPS)

@@ -242,9 +242,10 @@ def degenerate(dtype: str) -> dict[str, Arr]:
 
 
 @pytest.mark.parametrize(
-    ("framework", "name", "dtype", "fit", "stages"),
-    one_in(5, itertools.product(FRAMEWORKS, degenerate("float32"), ["float32", "float64"], FITS, [1, 7])),
+    ("name", "dtype", "fit", "stages"),
+    one_in(5, itertools.product(degenerate("float32"), ["float32", "float64"], FITS, [1, 7])),
 )
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_degenerate_gradients(framework: str, name: str, dtype: str, fit: str, stages: int) -> None:
     """The target is met to 10%, or all that is not zero is sent."""
     x, ops, method = degenerate(dtype)[name], ops_of(framework), SIDCo(ratio=0.02, fit=fit, stages=stages)
