@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from launching import horovodrun, torchrun
+from launching import horovodrun
 
 pytestmark = pytest.mark.jobs
 
@@ -17,7 +17,7 @@ FEW = SPECS[-2:]
 @pytest.mark.parametrize(
     ("framework", "controller", "ranks", "specs"),
     [
-        ("pytorch", "gloo", 2, FEW),
+        pytest.param("pytorch", "gloo", 2, FEW, marks=pytest.mark.long),
         pytest.param("pytorch", "mpi", 3, SPECS, marks=pytest.mark.long),
         pytest.param("keras", "gloo", 2, FEW, marks=pytest.mark.long),
     ],
@@ -36,13 +36,3 @@ def test_a_job_of_one_rank_carries_on_what_two_have_saved(tmp_path: Path) -> Non
     for ranks, part in ((2, "first"), (1, "alone"), (2, "second")):
         job = horovodrun(ranks, "gloo", JOBS / "alone_job.py", part, tmp_path)
         assert job.stdout.count(f"{part} done") == ranks
-
-
-def test_a_checkpoint_of_torch_distributed(tmp_path: Path) -> None:
-    """The same ranks go on bit for bit, others with the sum of the residuals."""
-    specs = ["topk:ratio=0.01", "powersgd:rank=2"]
-    for ranks, part, jobs in ((2, "first", specs), (2, "second", specs), (3, "resized", specs)):
-        job = torchrun(ranks, JOBS / "ddp_job.py", part, tmp_path, *jobs)
-        assert job.stdout.count(f"{part} done on rank") == ranks
-    job = torchrun(2, JOBS / "ddp_job.py", "refused", tmp_path, specs[0])
-    assert job.stdout.count("cannot be loaded on rank 1 of 2") == 1 and "FullState(compression)" in job.stdout

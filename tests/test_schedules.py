@@ -137,10 +137,8 @@ def test_a_few_schedules(framework: Framework, seeds: str) -> None:
 
 
 @pytest.mark.jobs
-@pytest.mark.parametrize(
-    ("plant", "seed"),
-    [("residual", 1), *(pytest.param(*one, marks=pytest.mark.long) for one in (("manifest", 1), ("agreement", 7)))],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("plant", "seed"), [("residual", 1), ("manifest", 1), ("agreement", 7)])
 def test_a_planted_bug_is_found(plant: str, seed: int) -> None:
     job = run([sys.executable, RUN, "torch", "--seed", str(seed), "--plant", plant], timeout=900)
     assert job.returncode == 1, job.stdout

@@ -52,7 +52,7 @@ ROOMS: dict[str, list[str]] = {
     "ops": [f"{PYTEST} tests/kernels", *METHODS],
     "kernels": [f"{PYTEST} tests/kernels", *METHODS],
     "torch": [*TORCH, f"{PYTEST} tests/test_resume.py tests/test_repartition.py"],
-    "distributed": [*TORCH, f"{PYTEST} tests/test_ddp_faults.py tests/test_fsdp_replicas.py"],
+    "distributed": [*TORCH, f"{PYTEST} tests/test_ddp_faults.py", f"{PARALLEL} pytorch 2+2"],
     "tensorflow": [f"{PARALLEL} keras 2", f"{PARALLEL} keras mpi", f"{PARALLEL} keras 2+2"],
     "checkpoint": [f"{PYTEST} tests/checkpoint", *TORCH[:2], f"{PYTEST} tests/test_resume.py tests/test_nodes.py"],
     "mpi": [f"{PYTEST} tests/test_mpi.py"],

@@ -73,6 +73,7 @@ def test_steps_of_a_sharded_model(tmp_path: Path) -> None:
     assert NUMBERS < found["qsgd:bits=8"]["payload"] < 1.02 * NUMBERS
 
 
+@pytest.mark.long
 def test_exchanges_here_with_a_profile(tmp_path: Path) -> None:
     where = ("--ranks", "2", "--controller", "mpi", "--shapes", "many", "--merge", "2", "--profile")
     found = bench(tmp_path / "r.json", "exchange", "efsignsgd", *where)

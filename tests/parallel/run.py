@@ -54,7 +54,7 @@ JOBS: dict[tuple[str, str, str], list[str]] = {
         "test_direct.py::test_process_sets",
         "test_equivalence.py::test_process_sets_train_apart",
     ],
-    ("pytorch", "gloo", "2+2"): ["test_nodes.py", "test_catalogue.py"],
+    ("pytorch", "gloo", "2+2"): ["test_catalogue.py", "test_nodes.py"],
     ("keras", "gloo", "2+2"): ["test_nodes.py"],
 }
 """Framework, controller and number of ranks of the jobs of ``make test``, and which of the framework's tests they run.

@@ -29,13 +29,11 @@ else:  # without a state, with each kind of memory, and with what a graph has to
     EVERY = [*SPECS, *COMPOSED, *WARMING_UP]
     FIRST = [
         "fp16",
-        "homomorphic:density=0.3",
         "loco:block=64",
         "efsignsgd:block=64,twoway=on",
         "acpsgd:rank=2",
-        "signum:start=1",
         "topk:ratio=0.05,delay=2",
-        *COMPOSED,
+        "phases",
     ]
 CHOSEN = [*FIRST, *(pytest.param(spec, marks=pytest.mark.long) for spec in EVERY if spec not in FIRST)]
 

@@ -52,7 +52,9 @@ def assert_equal_training(plain: Arr, compressed: Arr) -> None:
     [
         pytest.param("topk:ratio=1.0", {}, id="graph"),
         pytest.param("topk:ratio=1.0", {"eager": True}, id="eager"),
-        pytest.param("topk:ratio=1.0", {"groups": 2, "gradient_predivide_factor": 2.0}, id="groups"),
+        pytest.param(
+            "topk:ratio=1.0", {"groups": 2, "gradient_predivide_factor": 2.0}, id="groups", marks=pytest.mark.long
+        ),
         *(pytest.param(spec, {}, id=spec, marks=pytest.mark.long) for spec in LOSSLESS[1:]),
     ],
 )
@@ -182,7 +184,9 @@ def train_a_table(way: str, compression: Any, as_dense: bool) -> Arr:
     return Tape(compression, function, embedding(), loss=loss, sparse_as_dense=as_dense).run(4).weights
 
 
-@pytest.mark.parametrize(("way", "as_dense"), [("fit", False), ("tape", True), ("eager tape", False)])
+@pytest.mark.parametrize(
+    ("way", "as_dense"), [("fit", False), ("tape", True), pytest.param("eager tape", False, marks=pytest.mark.long)]
+)
 def test_indexed_slices_beside_compressed_gradients(way: str, as_dense: bool, caplog: pytest.LogCaptureFixture) -> None:
     """16 rows of 32 numbers with their indices, in each of 4 steps, as they are: not in the ratio without a word."""
     plain, compression = Compression.parse("none"), Compression.topk(ratio=1.0)

@@ -43,7 +43,7 @@ class Fault:
     ("spec", "faults"),
     [
         ("topk:ratio=0.05", {"cut": (1, LENGTH), "last": (255, INDEX)}),
-        ("threshold:threshold=2", {"cut": (6, LENGTH), "first": (255, NUMBER)}),
+        pytest.param("threshold:threshold=2", {"cut": (6, LENGTH), "first": (255, NUMBER)}, marks=pytest.mark.long),
     ],
 )
 def test_a_damaged_payload_is_refused_by_all_and_leaves_no_trace(

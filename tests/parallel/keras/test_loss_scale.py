@@ -28,7 +28,9 @@ from hvd_compress.tensorflow import Compression, caller
 LossScaleOptimizer = tf.keras.mixed_precision.LossScaleOptimizer
 
 
-@pytest.mark.parametrize("kind", [tf.keras.optimizers.SGD, tf.keras.optimizers.legacy.SGD])
+@pytest.mark.parametrize(
+    "kind", [tf.keras.optimizers.SGD, pytest.param(tf.keras.optimizers.legacy.SGD, marks=pytest.mark.long)]
+)
 def test_fit_with_a_scale_that_changes(kind: Any) -> None:
     """Equal bit for bit to training without one, although one rank has a bad batch: the scales are powers of two."""
     compression = Compression.topk(ratio=0.05)

@@ -42,10 +42,9 @@ def checkpoint(job: Tape) -> Any:
     ("spec", "late"),
     [
         (SPEC, True),
-        ("powersgd:rank=2", False),
         *(
             pytest.param(spec, False, marks=pytest.mark.long)
-            for spec in ("topk:ratio=0.01,start=3,warmup=8", "randomk:ratio=0.05", "int8", "loco")
+            for spec in ("powersgd:rank=2", "topk:ratio=0.01,start=3,warmup=8", "randomk:ratio=0.05", "int8", "loco")
         ),
     ],
 )

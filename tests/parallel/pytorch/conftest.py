@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from datetime import timedelta
 
 import horovod.torch as hvd
 import pytest
 import torch
-import torch.distributed as dist
+from parallel.pytorch.ddp_training import group_of
 from parallel.pytorch.training import EVEN, ODD, SIZE
 
 
@@ -28,8 +27,5 @@ def _horovod(request: pytest.FixtureRequest) -> Iterator[None]:
 def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The default process group of `torch.distributed`."""
     place = hvd.broadcast_object(str(tmp_path_factory.mktemp("group") / "store"))
-    patience = timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=f"file://{place}", rank=hvd.rank(), world_size=SIZE, timeout=patience)
-    yield
-    dist.barrier()
-    dist.destroy_process_group()
+    with group_of(SIZE, place):
+        yield

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
+import horovod.torch as hvd
 import torch
+import torch.distributed as dist
 from parallel.pytorch.training import batch, make_model
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress.distributed import Compression, DistributedCompressor
+
+
+@contextmanager
+def group_of(ranks: int, place: str) -> Iterator[None]:
+    """The default process group, of the first ranks, which meet in a file."""
+    patience = timedelta(seconds=60)
+    dist.init_process_group("gloo", init_method=f"file://{place}", rank=hvd.rank(), world_size=ranks, timeout=patience)
+    yield
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def train(

@@ -127,8 +127,15 @@ def test_no_compression_equals_plain_fsdp(shard: Callable[[nn.Sequential], None]
     ("spec", "shard"),
     [
         *((f"qsgd:bits=8,{EIGHT_BITS}", shard) for shard in MODES),
-        *((spec, each_layer) for spec in ("fp16", "bf16", f"int8:bits=16,{EIGHT_BITS}", FEEDBACK)),
-        (FEEDBACK, two_layers_together),
+        *((spec, each_layer) for spec in ("bf16", FEEDBACK)),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ("fp16", each_layer),
+                (f"int8:bits=16,{EIGHT_BITS}", each_layer),
+                (FEEDBACK, two_layers_together),
+            )
+        ),
     ],
 )
 def test_a_few_bits_train_as_plain_fsdp_does(spec: str, shard: Callable[[nn.Sequential], None]) -> None:

@@ -1,0 +1,100 @@
+"""Checkpoints of `torch.distributed`: the same ranks go on bit for bit, others with the sum of the residuals."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import pytest
+import torch
+import torch.distributed as dist
+from parallel.pytorch.ddp_training import group_of, loss_of, weights
+from parallel.pytorch.training import SIZE, make_model
+from torch import Tensor
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.nn.parallel import DistributedDataParallel
+
+from hvd_compress.distributed import Compression, FullState
+from hvd_compress.errors import StateError
+
+
+class Job:
+    """A training with DDP."""
+
+    def __init__(self, spec: str) -> None:
+        self.model = DistributedDataParallel(make_model())
+        self.compression = Compression.parse(spec, merge=2).register(self.model)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+
+    def run(self, steps: range) -> Job:
+        """Train."""
+        for step in steps:
+            self.optimizer.zero_grad()
+            loss_of(self.model, step).backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+        return self
+
+    def _state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer, "compression": FullState(self.compression)}
+
+    def save_while_training(self, folder: Path, steps: range) -> None:
+        """Save everything, while the training goes on."""
+        saving = state_dict_saver.async_save(self._state(), checkpoint_id=folder, process_group=dist.new_group())
+        self.run(steps)
+        assert isinstance(saving, Future)
+        saving.result()
+
+    def load(self, folder: Path) -> Job:
+        """Load everything."""
+        state = self._state()
+        state_dict_loader.load(state, checkpoint_id=folder)
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        return self
+
+    def residuals(self) -> Tensor:
+        """Return the sum of the residuals of all ranks."""
+        (session,) = self.compression.state_dict()["sessions"].values()
+        residual = torch.cat([leaves["residual"] for leaves in session["buckets"].values() if "residual" in leaves])
+        dist.all_reduce(residual := residual.double())
+        return residual
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of all ranks."""
+    return Path(hvd.broadcast_object(str(tmp_path)))
+
+
+@pytest.mark.parametrize("spec", ["topk:ratio=0.01", "powersgd:rank=2"])
+def test_a_job_goes_on_from_its_checkpoint(spec: str, folder: Path) -> None:
+    with group_of(SIZE, f"{folder}/all"):
+        whole, job = Job(spec).run(range(12)), Job(spec).run(range(6))
+        residuals = job.residuals()
+        job.save_while_training(folder, range(6, 9))
+        loaded = Job(spec).load(folder).run(range(6, 12))
+        assert torch.equal(weights(loaded.model), weights(whole.model))
+    if hvd.rank() == 0:
+        with group_of(1, f"{folder}/alone"):
+            alone = Job(spec).run(range(1)).load(folder)
+            torch.testing.assert_close(alone.residuals(), residuals)
+            alone.run(range(6, 8))
+    hvd.barrier()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_checkpoint_of_one_rank_is_refused_by_the_others(folder: Path) -> None:
+    """It is of the compressor itself: the state of some rank, if any."""
+    job = Job("topk:ratio=0.01").run(range(2))
+    state_dict_saver.save({"compression": job.compression}, checkpoint_id=folder)
+    said = ""
+    try:
+        state_dict_loader.load({"compression": Job("topk:ratio=0.01").compression}, checkpoint_id=folder)
+    except StateError as error:
+        said = str(error)
+    refusals = [one for one in hvd.allgather_object(said) if one]
+    assert len(refusals) == SIZE - 1
+    assert all("cannot be loaded on rank" in one and "FullState(compression)" in one for one in refusals)
