@@ -8,8 +8,20 @@ from worlds import FRAMEWORKS, bucket_of, normal, ops_of
 
 from hvd_compress import LocalWorld
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllGather, AllReduce, Array, Collective, Exchange, Exchanging, State, World
+from hvd_compress.core.collectives import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Array,
+    Collective,
+    Exchange,
+    Exchanging,
+    ReduceScatter,
+    State,
+    World,
+)
 from hvd_compress.core.lockstep import LocalTransport, Switchboard, lockstep
+from hvd_compress.core.lowering import lower
 from hvd_compress.core.transport import InFlight
 from hvd_compress.errors import ExchangeError
 from hvd_compress.methods.base import Method
@@ -64,6 +76,36 @@ def test_bytes_are_counted_by_what_they_cross() -> None:
 def test_ranks_must_be_divided_evenly(size: int, local_size: int) -> None:
     with pytest.raises(ExchangeError, match=rf"local_size={local_size} is not allowed: it must divide size={size}"):
         LocalWorld("none", size, local_size=local_size)
+
+
+class Shares(Method):
+    """Sums; each rank has its share of the sum. A transport may lack what it asks for."""
+
+    def __init__(self, missing: frozenset[type]) -> None:
+        self.missing = missing
+
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+    ) -> Exchanging:
+        def scatter() -> Exchanging:
+            share = yield ReduceScatter(ops.reshape(x, (world.size, -1)))
+            return Exchange(share, state)
+
+        return (yield from lower(scatter(), ops, world, self.missing))
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_each_rank_sums_its_share_where_the_transport_cannot(framework: str, size: int) -> None:
+    """Bit for bit, and for the same bytes: each rank sends each other one its share."""
+    ops, bucket = ops_of(framework), bucket_of((size, 10))
+    xs, asked = normal(bucket, size), list[Collective]()
+    summed = lockstep(ops, Shares(frozenset()), bucket, xs, [()] * size)
+    lowered = lockstep(ops, Shares(frozenset({ReduceScatter})), bucket, xs, [()] * size, asked.append)
+    for one, other in zip(lowered, summed, strict=True):
+        np.testing.assert_array_equal(np.asarray(one.total), np.asarray(other.total))
+    (message,) = asked
+    assert isinstance(message, AllToAll) and message.array.nbytes == xs[0].nbytes
 
 
 class Differing(Method):
