@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from worlds import FRAMEWORKS, bucket_of, normal, ops_of
+from worlds import FRAMEWORKS, Arr, bucket_of, normal, ops_of
 
 from hvd_compress import LocalWorld
 from hvd_compress.core.bucket import Bucket
@@ -20,7 +20,7 @@ from hvd_compress.core.collectives import (
     State,
     World,
 )
-from hvd_compress.core.lockstep import LocalTransport, Switchboard, lockstep
+from hvd_compress.core.lockstep import LocalHandle, LocalTransport, Switchboard, lockstep
 from hvd_compress.core.lowering import lower
 from hvd_compress.core.transport import InFlight
 from hvd_compress.errors import ExchangeError
@@ -130,8 +130,15 @@ def test_ranks_that_ask_for_other_things_are_told(other: Collective) -> None:
         lockstep(NumpyOps(), Differing(other), bucket, normal(bucket, 4), [()] * 4, local_size=2)
 
 
-def test_nothing_is_started_before_it_is_admitted() -> None:
+def test_nothing_is_started_before_it_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then it goes on; and halting waits for what was started, not for what was not."""
+    read, awaited = LocalHandle.result, list[LocalHandle]()
+
+    def result(handle: LocalHandle) -> Arr:
+        awaited.append(handle)
+        return read(handle)
+
+    monkeypatch.setattr(LocalHandle, "result", result)
     ops, bucket, admitted = NumpyOps(), bucket_of((3,)), False
     board = Switchboard(1, 1, ops)
     counted: list[Collective] = []
@@ -141,7 +148,9 @@ def test_nothing_is_started_before_it_is_admitted() -> None:
     assert not flight.ready() and not counted
     flight.halt()
     admitted = True
-    assert flight.ready() and len(counted) == 1
+    assert flight.ready() and len(counted) == 1 and not awaited
+    flight.halt()
+    assert len(awaited) == 1
     while flight.result is None:
         flight.go_on()
     np.testing.assert_array_equal(flight.ended.total, np.ones(3))

@@ -32,8 +32,10 @@ def test_a_split_model_is_the_whole_model_over_mpi(ranks: int) -> None:
     job("mpi", ranks, "equality", "1", "4", "5", "2")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("ranks", "controller"), [(3, "mpi"), (2, "gloo"), (3, "gloo")])
+@pytest.mark.parametrize(
+    ("ranks", "controller"),
+    [(2, "gloo"), *(pytest.param(3, controller, marks=pytest.mark.long) for controller in ("mpi", "gloo"))],
+)
 def test_a_split_model_is_the_whole_model_over_horovod(ranks: int, controller: str) -> None:
     job("horovod", ranks, "equality", "1", "4", controller=controller)
 
