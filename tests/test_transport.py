@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from worlds import FRAMEWORKS, Arr, bucket_of, normal, ops_of
+from worlds import FRAMEWORKS, bucket_of, normal, ops_of
 
 from hvd_compress import LocalWorld
 from hvd_compress.core.bucket import Bucket
@@ -134,7 +136,7 @@ def test_nothing_is_started_before_it_is_admitted(monkeypatch: pytest.MonkeyPatc
     """Then it goes on; and halting waits for what was started, not for what was not."""
     read, awaited = LocalHandle.result, list[LocalHandle]()
 
-    def result(handle: LocalHandle) -> Arr:
+    def result(handle: LocalHandle) -> Any:
         awaited.append(handle)
         return read(handle)
 

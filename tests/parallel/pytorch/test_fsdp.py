@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -286,17 +287,13 @@ def test_parameters_that_a_step_does_not_use(spec: str) -> None:
         assert all(p.grad is not None for p in model.parameters())
 
 
-def test_two_models_with_one_compressor() -> None:
+def test_several_models_with_one_compressor() -> None:
     compression = Compression.parse(FEEDBACK)
-    one, other = Job(compression), Job(compression)
-    for step in range(3):
-        one.run(range(step, step + 1))
-        other.run(range(step + 10, step + 11))
-    assert len(compression.state_dict()["sessions"]) == 2
-    alone = Job(FEEDBACK)
-    for step in range(3):
-        alone.run(range(step + 10, step + 11))
-    assert torch.equal(other.weights(), alone.weights())
+    jobs = [Job(compression) for _ in range(3)]
+    for step, (number, job) in itertools.product(range(3), enumerate(jobs)):
+        job.run(range(10 * number + step, 10 * number + step + 1))
+    assert len(compression.state_dict()["sessions"]) == 3
+    assert torch.equal(jobs[1].weights(), Job(FEEDBACK).run(range(10, 13)).weights())
 
 
 def test_statistics_count_the_payload() -> None:
