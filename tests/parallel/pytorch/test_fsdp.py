@@ -249,6 +249,20 @@ def test_residuals_of_another_number_of_ranks_are_refused() -> None:
     FullState(job.compression).load_state_dict(states)
 
 
+def test_states_of_different_steps_are_the_same_error_on_all() -> None:
+    """Also on ranks that have trained together before."""
+    job = Job(FEEDBACK)
+    assert job.compression is not None
+    states = []
+    for step in range(2):
+        job.run(range(step, step + 1))
+        states.append(copy.deepcopy(job.compression.state_dict()))
+    job.compression.load_state_dict(states[hvd.rank() % 2])
+    with pytest.raises(DisagreementError, match=r"'step 1 of job .*'step 2 of job") as caught:
+        job.run(range(2, 3))
+    assert len(set(everyone(str(caught.value)))) == 1
+
+
 def test_a_loss_scale_is_followed() -> None:
     plain = Job(FEEDBACK).run(range(1))
     plain.backward(1)
