@@ -26,7 +26,7 @@ def run(file: str, **variables: str) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("file", [pytest.param("codes.py", marks=pytest.mark.long), "arrays.py"])
+@pytest.mark.parametrize("file", ["codes.py", "arrays.py"])
 def test_they_agree_with_the_oracle(file: str) -> None:
     assert " passed" in run(file, TRITON_INTERPRET="1")
 
