@@ -1,0 +1,64 @@
+"""What the message of a refused hyper-parameter allows is allowed, up to its ends, and what it does not is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from hvd_compress.errors import SpecError
+from hvd_compress.methods import REGISTRY
+
+INTERVAL = re.compile(r"in ([\[(])([\d.]+), ([\d.]+)([\])])")
+WHOLE = re.compile(r"in (\d+) \.\. 2\*\*(\d+)-1")
+LIST = re.compile(r"\d+(, \d+)* or \d+")
+TINY = 1e-9
+
+
+def numbers() -> Iterator[tuple[str, str]]:
+    """The methods' numeric hyper-parameters that refuse something."""
+    for name, cls in REGISTRY.items():
+        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+            if type(field.default) in (int, float) and message(name, field.name, -1):
+                yield name, field.name
+
+
+def message(name: str, field: str, value: float) -> str:
+    """What a method says to a value; nothing if it allows it."""
+    try:
+        REGISTRY[name](**{field: value})
+    except SpecError as error:
+        return str(error)
+    return ""
+
+
+def ends(allowed: str) -> tuple[list[float], list[float]]:
+    """Values at the ends of what a message allows, and values just beyond."""
+    if found := INTERVAL.match(allowed):
+        low, high = float(found[2]), float(found[3])
+        within = [low if found[1] == "[" else low + TINY, high if found[4] == "]" else high - TINY]
+        return within, [low - TINY if found[1] == "[" else low, high + TINY if found[4] == "]" else high]
+    if found := WHOLE.match(allowed):
+        return [int(found[1]), 2 ** int(found[2]) - 1], [int(found[1]) - 1, 2 ** int(found[2])]
+    if found := re.match(r"(\d+) to (\d+)", allowed):
+        return [int(found[1]), int(found[2])], [int(found[1]) - 1, int(found[2]) + 1]
+    if LIST.match(allowed):
+        listed = [int(one) for one in re.findall(r"\d+", allowed)]
+        return list(listed), [one for end in listed for one in (end - 1, end + 1) if one not in listed]
+    if found := re.match(r"above (\d+)", allowed):
+        return [int(found[1]) + TINY], [int(found[1])]
+    least = re.findall(r"at least (\d+)", allowed)
+    assert least, f"no rule for {allowed!r}"
+    if re.search(r"\b0\b", allowed) and int(least[0]) > 0:
+        return [int(least[0]), 0], [-1]
+    return [int(least[0])], [int(least[0]) - 1]
+
+
+@pytest.mark.parametrize(("name", "field"), numbers())
+def test_what_is_allowed_is_what_the_message_says(name: str, field: str) -> None:
+    _, _, allowed = message(name, field, -1).partition(f"{field} must be ")
+    within, beyond = ends(allowed)
+    assert not [said for value in within if (said := message(name, field, value))]
+    assert all(message(name, field, value).endswith(allowed) for value in beyond)
