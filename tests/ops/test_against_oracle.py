@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,13 @@ from worlds import COMPILED, FRAMEWORKS, ops_of
 
 from hvd_compress.errors import ExchangeError
 from hvd_compress.ops import Ops, mix32
+from hvd_compress.ops.code import Code
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.packing import packed_size
 from hvd_compress.ops.sketch import Sketch
 
 ORACLE = NumpyOps()
+SOME_CODES = [Code("max", 4, 16), Code("one", 1), Code("powers", 8)]
 RNG = np.random.default_rng(7)
 FLOATS = RNG.standard_normal(60).astype(np.float32)
 SOME = np.array([3, 9, 20])
@@ -28,20 +32,31 @@ def ops(request: pytest.FixtureRequest) -> Ops:
     return ops_of(request.param)
 
 
-def same(ops: Ops, name: str, *args: Any) -> None:
-    """Assert that a primitive gives equal bits, shape and dtype, given arrays made by ``ops.constant``."""
+def same(ops: Ops, name: str, *args: Any, atol: float = 0) -> None:
+    """Assert that a primitive gives equal bits, shape and dtype, given arrays made by ``ops.constant``.
 
-    def call(o: Ops) -> Any:
-        return getattr(o, name)(*(o.constant(arg) if isinstance(arg, np.ndarray) else arg for arg in args))
+    With ``atol``, numbers may differ by that much.
+    """
 
-    mine, theirs = call(ORACLE), call(ops)
-    if not isinstance(mine, list):
-        mine, theirs = [mine], [theirs]
-    assert len(mine) == len(theirs)
-    for a, b in zip(mine, theirs, strict=True):
-        b = np.asarray(b)
-        assert (a.dtype, a.shape) == (b.dtype, b.shape)
-        np.testing.assert_array_equal(a, b)
+    def call(o: Ops) -> list[Any]:
+        found = getattr(o, name)(*(o.constant(arg) if isinstance(arg, np.ndarray) else arg for arg in args))
+        return [part for part in found if part is not None] if isinstance(found, list | tuple) else [found]
+
+    mine = call(ORACLE)
+    for theirs in [call(ops), *([traced(partial(call, ops))] if type(ops).__module__.endswith("tensorflow") else [])]:
+        assert len(mine) == len(theirs)
+        for a, b in zip(mine, theirs, strict=True):
+            b = np.asarray(b)
+            assert (a.dtype, a.shape) == (b.dtype, b.shape)
+            np.testing.assert_allclose(a, b, rtol=0, atol=atol)
+
+
+def traced(build: Callable[[], list[Any]]) -> list[Any]:
+    """Run what TensorFlow builds as a graph, in which shapes are known before arrays."""
+    import tensorflow as tf
+
+    run: Callable[[], list[Any]] = tf.function(build)
+    return run()
 
 
 @pytest.mark.parametrize(
@@ -77,10 +92,27 @@ def same(ops: Ops, name: str, *args: Any) -> None:
         ("uniform", (mix32(1), 1000)),
         ("below", (mix32(2), RNG.integers(1, 2**31 - 1, 1000))),
         ("below", (mix32(3), np.ones(9, np.int64))),
+        *(("quantise", (FLOATS, code, mix32(4), keep)) for code in SOME_CODES for keep in (False, True)),
+        *(("dequantise", (ORACLE.quantise(FLOATS, code)[0][None], code, 60, "float32")) for code in SOME_CODES),
+        *(
+            ("to_lanes", (FLOATS.reshape(3, 20), np.array([1, 2, 3], np.float32), 15, width, mix32(5)))
+            for width in (5, 8)
+        ),
+        ("from_lanes", (np.arange(10, dtype=np.int32), np.ones(3, np.float32), 15, 5, 3, 20)),
+        ("kth_magnitude", (FLOATS, 7)),
+        ("above", (FLOATS, 0.5)),
+        ("blend", (FLOATS, FLOATS[::-1].copy(), 0.25)),
+        ("majority", (np.arange(60, dtype=np.float32) - 30, mix32(7), 3.0)),
     ],
 )
 def test_equal_bits(ops: Ops, name: str, args: tuple[Any, ...]) -> None:
     same(ops, name, *args)
+
+
+def test_rotations(ops: Ops) -> None:
+    """Frameworks add in another order."""
+    same(ops, "rotate", FLOATS, mix32(6), 16, atol=1e-6)
+    same(ops, "unrotate", FLOATS[:32].reshape(2, 16), mix32(6), atol=1e-6)
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
