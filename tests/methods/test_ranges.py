@@ -5,12 +5,21 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
+from hvd_compress.methods.topk import TopK
+from hvd_compress.wrappers.error_feedback import ErrorFeedback
+from hvd_compress.wrappers.momentum import Momentum, MomentumCorrection
+from hvd_compress.wrappers.router import Selective
 
+KINDS: dict[str, Any] = REGISTRY | {
+    kind.__name__: partial(kind, TopK()) for kind in (ErrorFeedback, MomentumCorrection, Momentum, Selective)
+}
 INTERVAL = re.compile(r"in ([\[(])([\d.]+), ([\d.]+)([\])])")
 WHOLE = re.compile(r"in (\d+) \.\. 2\*\*(\d+)-1")
 LIST = re.compile(r"\d+(, \d+)* or \d+")
@@ -18,17 +27,17 @@ TINY = 1e-9
 
 
 def numbers() -> Iterator[tuple[str, str]]:
-    """The methods' numeric hyper-parameters that refuse something."""
-    for name, cls in REGISTRY.items():
-        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
-            if type(field.default) in (int, float) and message(name, field.name, -1):
+    """Numeric hyper-parameters of methods and of what wraps them: none may be -1."""
+    for name, kind in KINDS.items():
+        for field in dataclasses.fields(getattr(kind, "func", kind)):
+            if type(field.default) in (int, float):
                 yield name, field.name
 
 
 def message(name: str, field: str, value: float) -> str:
-    """What a method says to a value; nothing if it allows it."""
+    """What is said to a value; nothing if it is allowed."""
     try:
-        REGISTRY[name](**{field: value})
+        KINDS[name](**{field: value})
     except SpecError as error:
         return str(error)
     return ""
