@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from launching import horovodrun
 
-pytestmark = [pytest.mark.jobs, pytest.mark.long]
+pytestmark = pytest.mark.jobs
 
 JOB = Path(__file__).resolve().parent / "resume" / "nodes_job.py"
-FRAMEWORKS = pytest.mark.parametrize("framework", ["torch", "keras"])
+FRAMEWORKS = pytest.mark.parametrize("framework", ["torch", pytest.param("keras", marks=pytest.mark.long)])
 SPECS = ["topk:ratio=0.05,hierarchical=on", "qsgd:bits=4,feedback=on,hierarchical=on"]
 
 
@@ -35,17 +35,20 @@ def test_unequal_nodes_are_named_on_all_ranks(framework: str) -> None:
     assert "same number of ranks on each node" in said[0] and "localhost has rank 0, 1; 127.0.0.1 has rank 2" in said[0]
 
 
+@pytest.mark.long
 def test_a_rank_that_is_killed_ends_the_job() -> None:
     job = horovodrun(4, "gloo", JOB, "torch", "killed", "", nodes=[2, 2], check=False)
     assert job.returncode and "Killed" in job.stdout and "went on" not in job.stdout
 
 
+@pytest.mark.long
 @FRAMEWORKS
 def test_no_node_ends_the_job_while_another_is_in_its_last_step(framework: str) -> None:
     job = horovodrun(4, "gloo", JOB, framework, "late", "", nodes=[2, 2])
     assert job.stdout.count("went on") == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nodes", [[2, 2, 2], [2, 1], [1, 1]])
 def test_residuals_go_on_with_other_nodes(nodes: list[int], tmp_path: Path) -> None:
     first = horovodrun(4, "gloo", JOB, "torch", "save", tmp_path, *SPECS, nodes=[2, 2])

@@ -17,7 +17,7 @@ FEW = SPECS[-2:]
 @pytest.mark.parametrize(
     ("framework", "controller", "ranks", "specs"),
     [
-        pytest.param("pytorch", "gloo", 2, FEW, marks=pytest.mark.long),
+        ("pytorch", "gloo", 2, FEW),
         pytest.param("pytorch", "mpi", 3, SPECS, marks=pytest.mark.long),
         pytest.param("keras", "gloo", 2, FEW, marks=pytest.mark.long),
     ],

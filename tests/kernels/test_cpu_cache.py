@@ -32,7 +32,7 @@ import os, runpy, sys
 
 folder = runpy.run_path(sys.argv[1])["cache_folder"].__wrapped__
 children = [os.fork() for _ in range(3)]
-refused = sum(folder() is None for _ in range(300))
+refused = sum(folder() is None for _ in range(2000))
 if all(children):
     refused += sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
     print(refused, flush=True)
