@@ -51,18 +51,7 @@ def repeatable(found: Comparison) -> dict[str, Any]:
 @pytest.mark.parametrize("specs", [["fp16"], pytest.param(["fp16", TOPK], marks=pytest.mark.long)], ids=len)
 def test_what_is_found_is_consistent_and_nothing_is_done_again(specs: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    arguments = (
-        "--task",
-        "tiny:build",
-        "--methods",
-        ",".join(specs),
-        "--seeds",
-        "1",
-        "--target",
-        "0.7",
-        "--output",
-        str(folder),
-    )
+    arguments = (*TINY[:-1], ",".join(specs), "--seeds", "1", "--target", "0.7", "--output", str(folder))
     first = compare(*arguments)
     found = read(folder)
     assert [(one.spec, one.seed) for one in found.outcomes] == [(spec, 0) for spec in ("none", *specs)]

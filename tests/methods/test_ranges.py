@@ -1,4 +1,4 @@
-"""What the message of a refused hyper-parameter allows is allowed, up to its ends, and what it does not is refused."""
+"""A hyper-parameter accepts the whole range that its error message states, and nothing outside of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TINY = 1e-9
 
 
 def numbers() -> Iterator[tuple[str, str]]:
-    """Numeric hyper-parameters of methods and of what wraps them: none may be -1."""
+    """Yield the numeric hyper-parameters of methods and wrappers, none of which accepts -1."""
     for name, kind in KINDS.items():
         for field in dataclasses.fields(getattr(kind, "func", kind)):
             if type(field.default) in (int, float):
@@ -35,7 +35,7 @@ def numbers() -> Iterator[tuple[str, str]]:
 
 
 def message(name: str, field: str, value: float) -> str:
-    """What is said to a value; nothing if it is allowed."""
+    """Return the error message for a value, or an empty string if it is accepted."""
     try:
         KINDS[name](**{field: value})
     except SpecError as error:
@@ -44,7 +44,7 @@ def message(name: str, field: str, value: float) -> str:
 
 
 def ends(allowed: str) -> tuple[list[float], list[float]]:
-    """Values at the ends of what a message allows, and values just beyond."""
+    """Return the ends of the range that a message states, and the values just outside of it."""
     if found := INTERVAL.match(allowed):
         low, high = float(found[2]), float(found[3])
         within = [low if found[1] == "[" else low + TINY, high if found[4] == "]" else high - TINY]

@@ -48,7 +48,10 @@ def same(ops: Ops, name: str, *args: Any, atol: float = 0) -> None:
         for a, b in zip(mine, theirs, strict=True):
             b = np.asarray(b)
             assert (a.dtype, a.shape) == (b.dtype, b.shape)
-            np.testing.assert_allclose(a, b, rtol=0, atol=atol)
+            if atol:
+                np.testing.assert_allclose(a, b, rtol=0, atol=atol)
+            else:
+                np.testing.assert_array_equal(a, b)  # a tolerance of 0 would compare integers as float64
 
 
 def traced(build: Callable[[], list[Any]]) -> list[Any]:
