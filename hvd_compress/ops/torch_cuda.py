@@ -23,12 +23,12 @@ class TorchCudaOps(TorchOps):
     def fill(self, buffer: Tensor, span: slice, grad: Tensor, scale: float) -> float | Tensor:
         if scale != 1 or not (grad.is_contiguous() and self._fits(buffer)) or grad.dtype == torch.float64:
             return super().fill(buffer, span, grad, scale)
-        return torch.where(cuda.put_finite(buffer[span], grad.view(-1)), 0.0, torch.nan)
+        return cuda.put_finite(buffer[span], grad.view(-1))
 
     def absorb(self, buffer: Tensor, residual: Tensor, span: slice, grad: Tensor, scale: float) -> float | Tensor:
         if scale != 1 or not (grad.is_contiguous() and self._fits(buffer)) or grad.dtype == torch.float64:
             return super().absorb(buffer, residual, span, grad, scale)
-        return torch.where(cuda.put_finite(buffer[span], grad.view(-1), residual[span]), 0.0, torch.nan)
+        return cuda.put_finite(buffer[span], grad.view(-1), residual[span])
 
     def quantise(self, x: Tensor, code: Code, seed: Any = 0, keep: bool = False) -> tuple[Array, Array | None]:
         if not self._fits(x):

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from hvd_compress.kernels.cuda.launching import TILE, flat, kernel, launch, tiles
 
+_NAN = tl.constexpr(0x7FC00000)
+"""Bits of a float32 that is not a number."""
+
 
 @kernel("n", "momentum")
 def _accelerate(
@@ -55,7 +58,7 @@ def _put(
     index = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
     ok = index < n
     v = tl.load(x + index, mask=ok, other=0.0).to(tl.float32)
-    infinite = (v.to(tl.int32, bitcast=True) & 0x7F800000 == 0x7F800000).to(tl.int32)
+    infinite = tl.where(v.to(tl.int32, bitcast=True) & 0x7F800000 == 0x7F800000, _NAN, 0)
     if ADD:
         v += tl.load(residual + index, mask=ok, other=0.0)
     tl.store(out + index, v, mask=ok)
@@ -93,11 +96,11 @@ def put_finite(out: Tensor, x: Tensor, residual: Tensor | None = None) -> Tensor
         residual: Added to it; not looked at.
 
     Returns:
-        Whether all of ``x`` is finite: a bool scalar on the device.
+        0 if all of ``x`` is finite, else nan: a float32 scalar on the device.
     """
     x, n = flat(x), x.numel()
-    bad = torch.zeros(1, dtype=torch.int32, device=x.device)
+    bad = torch.zeros((), dtype=torch.int32, device=x.device)
     add = x if residual is None else flat(residual)
     launch(_put, tiles(n), out, bad, x, add, n, ADD=residual is not None, SIZE=TILE)
     launch(_clear, tiles(n), out, bad, n, SIZE=TILE)
-    return bad[0] == 0
+    return bad.view(torch.float32)

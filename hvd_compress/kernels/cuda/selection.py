@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hvd_compress.kernels.cuda.launching import TILE, flat, kernel, launch, part, tiles, warps_for
 
-_DIGITS = ((20, 11), (10, 10), (0, 10))
+_DIGITS = ((23, 8), (15, 8), (7, 8), (0, 7))
 """The bits of a magnitude from the top down, as numbers: their lowest bit, and how many bits."""
 
 _PROGRAMS, _LONG = 1024, 4096

@@ -119,14 +119,14 @@ def test_scatter_add(n: int) -> None:
 def test_copy_of_what_is_finite(n: int, dtype: torch.dtype) -> None:
     x, residual = put(normal(n, 1)).to(dtype), put(normal(n, 2))
     out = torch.full((n,), 7.0, dtype=torch.float32, device=DEVICE)
-    finite = put_finite(out, x)
-    assert finite.shape == () and finite and torch.equal(out, x.float())
-    assert put_finite(residual, x, residual.clone()) and torch.equal(residual, put(normal(n, 2)) + out)
+    peak = put_finite(out, x)
+    assert (peak.shape, peak.dtype, peak.item()) == ((), torch.float32, 0) and torch.equal(out, x.float())
+    assert not put_finite(residual, x, residual.clone()) and torch.equal(residual, put(normal(n, 2)) + out)
     for bad in (np.inf, -np.inf, np.nan):
         for place in {0, n // 2, n - 1} if n else ():
             broken = x.clone()
             broken[place] = bad
-            assert not put_finite(out, broken) and not out.any()
+            assert put_finite(out, broken).isnan() and not out.any()
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # which is meant
