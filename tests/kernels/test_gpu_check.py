@@ -22,14 +22,19 @@ def test_without_a_gpu_it_runs_and_says_what_it_did_not(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
     found = {result["check"]: result for result in json.loads(results.read_text())["results"]}
     states = {name: result["state"] for name, result in found.items()}
-    assert states["kernels against the oracle"].endswith("passed in Triton's interpreter")
+    assert states["oracle"].endswith("passed in Triton's interpreter")
     assert all(state.startswith("not run: no GPU") for state in states.values()), states
-    rows = found["steps of DistributedDataParallel"]["rows"]
-    assert {row["ranks"] for row in rows} == {1, 2} and len(rows) == 14
-    assert all(row["ms"] is None for row in rows)
-    assert " passed" in found["kernels against the oracle"]["rows"][0]["pytest"]
+    for name, count in (("steps", 10), ("methods", 64)):
+        rows = found[name]["rows"]
+        assert sorted(row["ranks"] for row in rows) == [1] * count + [2] * count
+    assert all(row["ms"] is None for row in found["steps"]["rows"])
+    assert all(row["differ"] == 0 for row in found["methods"]["rows"])
+    assert " passed" in found["oracle"]["rows"][0]["pytest"]
 
 
-def test_without_a_gpu_it_needs_to_be_told() -> None:
-    ran = subprocess.run([sys.executable, str(ROOT / "tools/gpu_check")], capture_output=True, text=True)
-    assert ran.returncode == 2 and "pass --cpu" in ran.stderr
+@pytest.mark.parametrize(
+    ("words", "message"), [([], "pass --cpu"), (["--cpu", "speed"], "unknown checks ['speed']; allowed: oracle, ")]
+)
+def test_without_a_gpu_it_needs_to_be_told(words: list[str], message: str) -> None:
+    ran = subprocess.run([sys.executable, str(ROOT / "tools/gpu_check"), *words], capture_output=True, text=True)
+    assert ran.returncode == 2 and message in ran.stderr

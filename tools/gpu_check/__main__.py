@@ -4,7 +4,9 @@ Use, from a clone, with PyTorch, Triton, numba and pytest installed; nothing els
 
     python tools/gpu_check --json gpu.json
 
-It takes less than eight minutes. Without a GPU, ``--cpu`` runs the same on tiny arrays, the kernels in Triton's
+It takes less than eight minutes. Checks can be named, to run only these: ``oracle`` compares kernels with the oracle,
+``methods`` compares every method with the CPU, ``kernels`` and ``steps`` measure them, ``streams`` looks for races, and
+``sanitizer`` for wrong memory accesses. Without a GPU, ``--cpu`` runs the same on tiny arrays, the kernels in Triton's
 interpreter: that shows that the program works, and gives no figure.
 """
 
@@ -21,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 parser = argparse.ArgumentParser(description="Check hvd_compress on a GPU.")
+parser.add_argument("checks", nargs="*", metavar="check", help="those to run; default: all")
 parser.add_argument("--json", type=Path, help="file for the results; default: none")
 parser.add_argument("--cpu", action="store_true", help="without a GPU: tiny arrays, kernels in Triton's interpreter")
 
@@ -40,15 +43,20 @@ def main() -> int:
     machine = "CPU, kernels interpreted" if args.cpu else torch.cuda.get_device_name()
     print(f"{machine}; torch {torch.__version__}, Python {sys.version.split()[0]}\n", flush=True)
     results = []
+    if unknown := set(args.checks) - set(checks.CHECKS):
+        parser.error(f"unknown checks {sorted(unknown)}; allowed: {', '.join(checks.CHECKS)}")
     for name, check in checks.CHECKS.items():
+        if args.checks and name not in args.checks:
+            continue
         begin = time.perf_counter()
         found = check(args.cpu)
         results.append({"check": name, "seconds": round(time.perf_counter() - begin, 1), **found._asdict()})
         print(f"{name}: {found.state} ({results[-1]['seconds']} s)", flush=True)
         for row in found.rows:
             print("  " + "  ".join(f"{key}={value}" for key, value in row.items() if value is not None), flush=True)
-    if args.json:
-        args.json.write_text(json.dumps({"machine": machine, "torch": torch.__version__, "results": results}, indent=1))
+        if args.json:
+            written = {"machine": machine, "torch": torch.__version__, "results": results}
+            args.json.write_text(json.dumps(written, indent=1))
     return int(any(result["state"].startswith("failed") for result in results))
 
 

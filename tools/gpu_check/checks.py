@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -12,12 +13,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gpu_check import kernels, steps
+from gpu_check import kernels, methods, steps
 
 CASES = Path(__file__).resolve().parents[2] / "tests/kernels/cuda"
 NO_GPU = "not run: no GPU"
 TIME_LIMIT = 150
 """Seconds of a check in a process of its own."""
+
+PLUGINS = ["-p", "no:cacheprovider", "-p", "no:benchmark"]
+"""Options of pytest: the first plugin writes to the clone, the second one refuses to run beside xdist."""
+
+LINES = 60
+"""Lines of pytest's output that are shown where a test fails."""
 
 
 class Found(NamedTuple):
@@ -33,13 +40,15 @@ class Found(NamedTuple):
 
 
 def oracle(cpu: bool) -> Found:
-    """Compare every kernel with the oracle, by the tests of the package."""
+    """Compare every kernel with the oracle, by the tests of the package; in parallel where pytest-xdist is there."""
     files = [str(CASES / "arrays.py")] if cpu else [str(CASES / "arrays.py"), str(CASES / "codes.py")]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
+    parallel = ["-n", str(min(12, os.cpu_count() or 1))] if importlib.util.find_spec("xdist") and not cpu else []
+    command = [sys.executable, "-m", "pytest", "-q", *PLUGINS, *parallel, *files]
     code, output = _run(command, cpu)
     state = "not run: no GPU; passed in Triton's interpreter" if cpu else "passed"
-    last = (output.strip().splitlines() or [""])[-1]
-    return Found(state if code == 0 else "failed: see the last line", [{"pytest": last}])
+    lines = output.strip().splitlines() or [""]
+    rows = [{"pytest": line} for line in (lines[-1:] if code == 0 else lines[-LINES:])]
+    return Found(state if code == 0 else "failed: see what pytest says", rows)
 
 
 def speed(cpu: bool) -> Found:
@@ -49,14 +58,21 @@ def speed(cpu: bool) -> Found:
 
 def training(cpu: bool) -> Found:
     """Time whole steps through `torch.distributed`."""
-    rows = [row for backend, ranks in _jobs(cpu) for row in steps.measure(backend, ranks, cpu)]
-    failed = [row for row in rows if "error" in row]
-    state = "not run: no GPU, steps were made on the CPU" if cpu else "measured"
-    return Found("failed: a step raised an error" if failed else state, rows)
+    return _on_ranks(steps.measure, cpu, "measured")
 
 
-def _jobs(cpu: bool) -> list[tuple[str, int]]:
-    return [("gloo", 1), ("gloo", 2)] if cpu else [("nccl", 1), ("gloo", 2), ("gloo", 4)]
+def agreement(cpu: bool) -> Found:
+    """Compare the weights that every method gives on the GPU with those on the CPU."""
+    return _on_ranks(methods.compare, cpu, "passed")
+
+
+def _on_ranks(work: steps.Work, cpu: bool, good: str) -> Found:
+    """Run a program over NCCL with one rank, and over Gloo with two."""
+    jobs = [("gloo" if cpu else steps.NCCL, 1), ("gloo", 2)]
+    rows = [row for backend, ranks in jobs for row in steps.on_ranks(work, backend, ranks, cpu)]
+    failed = sum("error" in row for row in rows)
+    state = "not run: no GPU, steps were made on the CPU" if cpu else good
+    return Found(f"failed: {failed} errors" if failed else state, rows)
 
 
 def races(cpu: bool) -> Found:
@@ -73,7 +89,7 @@ def sanitizer(cpu: bool) -> Found:
         return Found(NO_GPU)
     if not (program := shutil.which("compute-sanitizer")):
         return Found("not run: compute-sanitizer is not installed")
-    command = [program, "--error-exitcode=1", sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command = [program, "--error-exitcode=1", sys.executable, "-m", "pytest", "-q", *PLUGINS]
     command += [str(CASES / "codes.py"), "-k", "special"]
     code, output = _run(command, cpu)
     lines = [line for line in output.splitlines() if "ERROR SUMMARY" in line or " passed" in line or " failed" in line]
@@ -94,11 +110,12 @@ def _run(command: list[str], cpu: bool) -> tuple[int, str]:
 
 
 CHECKS: dict[str, Callable[[bool], Found]] = {
-    "kernels against the oracle": oracle,
-    "time of kernels, in copies": speed,
-    "steps of DistributedDataParallel": training,
-    "several streams": races,
-    "compute-sanitizer": sanitizer,
+    "oracle": oracle,
+    "methods": agreement,
+    "kernels": speed,
+    "steps": training,
+    "streams": races,
+    "sanitizer": sanitizer,
 }
 
 torch.manual_seed(0)

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress.core.bucket import Shape
 from hvd_compress.distributed import Compression
 from hvd_compress.tools.bench.distributed.shapes import resnet50
 
+Work: TypeAlias = Callable[[int, bool], Iterable[dict[str, Any]]]
+"""What a rank does, given its number and whether there is no GPU: rows of results."""
+
 _spawn: Any = torch.multiprocessing.spawn  # type: ignore[attr-defined]
 
-SPECS = ["", "none", "fp16", "topk:ratio=0.01", "powersgd:rank=4", "qsgd", "efsignsgd"]
-"""Methods; the empty one is DistributedDataParallel without a hook."""
+SPECS = ["none", "fp16", "topk:ratio=0.01", "powersgd:rank=4", "qsgd", "efsignsgd", "topkc:ratio=0.01", "int8"]
+
+NCCL = "cpu:gloo,cuda:nccl"
+"""Backend of jobs over NCCL."""
+
+INPUT = torch.zeros(1)
 
 SMALL = [(64, 64), (64,), (64, 64)]
-WARMUP, STEPS = 5, 20
+WARMUP, STEPS = 4, 10
 TIME_LIMIT = 100
 """Seconds of all methods with one backend."""
 
@@ -34,7 +46,7 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize
 
 
 class Given(nn.Module):
-    """Parameters whose gradients are given: computing them costs nothing.
+    """Parameters whose gradients are given: computing them costs nothing. The input is ignored; FSDP2 expects one.
 
     Args:
         shapes: Shapes of the parameters.
@@ -48,23 +60,54 @@ class Given(nn.Module):
         for number, shape in enumerate(shapes):
             self.register_buffer(f"gradient{number}", torch.randn(shape, generator=draw))
 
-    def forward(self) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Return a loss with these gradients."""
         products = [(weight * grad).sum() for weight, grad in zip(self.weights, self.buffers(), strict=True)]
         return torch.stack(products).sum()
 
 
-def measure(backend: str, ranks: int, cpu: bool) -> list[dict[str, Any]]:
-    """Return a row per method, as rank 0 measured it."""
+def parallel(module: nn.Module, device: str) -> DistributedDataParallel:
+    """Return a model on a device."""
+    return DistributedDataParallel(module.to(device), broadcast_buffers=False, gradient_as_bucket_view=True)
+
+
+def measure(rank: int, cpu: bool) -> Iterator[dict[str, Any]]:
+    """Yield a row per method, with what PyTorch brings before them."""
+    methods = _peers() | {spec: partial(_register, spec) for spec in SPECS}
+    for name, register in methods.items():
+        yield {"method": name, **_steps(register, rank, cpu)}
+
+
+def _peers() -> dict[str, Callable[[DistributedDataParallel], None]]:
+    """Return what PyTorch brings; its PowerSGD over NCCL only, as over Gloo it hangs with tensors of a GPU."""
+    peers: dict[str, Callable[[DistributedDataParallel], None]] = {
+        "plain DDP": lambda model: None,
+        "PyTorch's fp16 hook": lambda model: model.register_comm_hook(None, fp16_compress_hook),
+    }
+    if dist.get_backend() != "gloo":
+        state = PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+        peers["PyTorch's PowerSGD, rank 4"] = lambda model: model.register_comm_hook(state, powerSGD_hook)
+    return peers
+
+
+def _register(spec: str, model: DistributedDataParallel) -> None:
+    Compression.parse(spec).register(model)
+
+
+def on_ranks(work: Work, backend: str, ranks: int, cpu: bool) -> list[dict[str, Any]]:
+    """Return the rows of rank 0."""
     with tempfile.TemporaryDirectory() as folder:
+        job = _spawn(_rank, (work, ranks, backend, cpu, folder), nprocs=ranks, join=False)
         try:
-            ended = _spawn(_rank, (ranks, backend, cpu, folder), nprocs=ranks, join=False)
             deadline = time.monotonic() + TIME_LIMIT
-            while not ended.join(timeout=1):
+            while not job.join(timeout=1):
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"no end after {TIME_LIMIT} s")
         except Exception as error:
             return [*_written(folder), {"backend": backend, "ranks": ranks, "error": str(error)[-1000:]}]
+        finally:
+            for process in job.processes:
+                process.kill()
         return _written(folder)
 
 
@@ -73,30 +116,28 @@ def _written(folder: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def _rank(rank: int, ranks: int, backend: str, cpu: bool, folder: str) -> None:
+def _rank(rank: int, work: Work, ranks: int, backend: str, cpu: bool, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    for spec in SPECS:
-        row = {"backend": backend, "ranks": ranks, "method": spec or "plain DDP", **_steps(spec, rank, cpu)}
+    for row in work(rank, cpu):
         if rank == 0:
             with Path(folder, "rows").open("a") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(json.dumps({"backend": backend, "ranks": ranks, **row}) + "\n")
     dist.barrier()
     os._exit(0)
 
 
-def _steps(spec: str, rank: int, cpu: bool) -> dict[str, Any]:
-    device = "cpu" if cpu else "cuda"
+def _steps(register: Callable[[DistributedDataParallel], object], rank: int, cpu: bool) -> dict[str, Any]:
+    gc.collect()  # the model before, whose memory would count
+    before = 0 if cpu else torch.cuda.memory_allocated()
     shapes, count = (SMALL, 3) if cpu else (resnet50(), STEPS)
-    module = Given(shapes, rank).to(device)
-    model = DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
-    if spec:
-        Compression.parse(spec).register(model)
+    model = parallel(Given(shapes, rank), "cpu" if cpu else "cuda")
+    register(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step() -> None:
         optimizer.zero_grad()
-        model().backward()
+        model(INPUT).backward()
         optimizer.step()
 
     for _ in range(2 if cpu else WARMUP):
@@ -112,7 +153,7 @@ def _steps(spec: str, rank: int, cpu: bool) -> dict[str, Any]:
         seconds.append(time.perf_counter() - begin)
     if cpu:
         return {"ms": None}
-    memory = torch.cuda.max_memory_allocated() / 2**20
+    memory = (torch.cuda.max_memory_allocated() - before) / 2**20
     return {"ms": round(1000 * median(seconds), 2), "peak MiB": round(memory), **_counted(step)}
 
 
@@ -124,7 +165,7 @@ def _wait(cpu: bool) -> None:
 
 def _counted(step: Any) -> dict[str, int]:
     """Count the launches and synchronisations of a step."""
-    with torch.profiler.profile() as profiler:
+    with torch.profiler.profile(acc_events=True) as profiler:
         step()
         torch.cuda.synchronize()
     found = {event.key: event.count for event in profiler.key_averages()}
