@@ -11,7 +11,10 @@ from torch import Tensor
 from hvd_compress.kernels.cuda.launching import TILE, flat, kernel, launch, part, tiles, warps_for
 
 _DIGITS = ((23, 8), (15, 8), (7, 8), (0, 7))
-"""The bits of a magnitude from the top down, as numbers: their lowest bit, and how many bits."""
+"""The bits of a magnitude from the top down, as numbers: their lowest bit, and how many bits.
+
+Fewer passes over memory with longer digits would take longer: the work of `tl.histogram` grows with its bins.
+"""
 
 _PROGRAMS, _LONG = 1024, 4096
 """Programs of a histogram, each of which adds up many tiles of this length before it tells the others."""
