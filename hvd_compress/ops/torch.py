@@ -78,9 +78,9 @@ class TorchOps(OnHost):
 
     def deliver(self, total: Total, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> None:
         """Write the pieces of a sum, times a factor, to separate tensors."""
-        if pieces:
-            whole = dense(self, total) * factor
-            torch._foreach_copy_([to for _, to in pieces], [whole[span].view(to.shape) for span, to in pieces])
+        whole = dense(self, total)
+        for span, to in pieces:
+            torch.mul(whole[span].view(to.shape), factor, out=to)
 
     def reshape(self, x: Tensor, shape: Shape) -> Tensor:
         return x.reshape(shape)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hvd_compress.core.collectives import Array
+from hvd_compress.core.totals import Total, dense
 from hvd_compress.kernels import cuda
 from hvd_compress.ops.code import Code
 from hvd_compress.ops.torch import TorchOps
@@ -29,6 +30,11 @@ class TorchCudaOps(TorchOps):
         if scale != 1 or not (grad.is_contiguous() and self._fits(buffer)) or grad.dtype == torch.float64:
             return super().absorb(buffer, residual, span, grad, scale)
         return cuda.put_finite(buffer[span], grad.view(-1), residual[span])
+
+    def deliver(self, total: Total, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> None:
+        if pieces:  # in a few launches, as each takes longer than its copy
+            whole = dense(self, total) * factor
+            torch._foreach_copy_([to for _, to in pieces], [whole[span].view(to.shape) for span, to in pieces])
 
     def quantise(self, x: Tensor, code: Code, seed: Any = 0, keep: bool = False) -> tuple[Array, Array | None]:
         if not self._fits(x):

@@ -17,6 +17,7 @@ from hvd_compress.core.totals import dense
 from hvd_compress.errors import ExchangeError
 from hvd_compress.ops import delivery
 from hvd_compress.ops.torch import TorchCpuOps, TorchOps
+from hvd_compress.ops.torch_cuda import TorchCudaOps
 
 WORLD = World(0, 1)
 SHAPES = ((40, 30), (7,), (60, 50), (1, 3), (33, 20))
@@ -62,15 +63,18 @@ def test_any_tensor_is_written_to(spec: str, kind: str) -> None:
         torch.testing.assert_close(got, want, rtol=tolerance, atol=1e-5)
 
 
-def test_the_frameworks_own_way_is_the_same() -> None:
-    """As on a device that kernels cannot get to."""
-    ops, grads = TorchOps(), [torch.empty(shape) for shape in SHAPES]
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ops", [TorchOps(), TorchCudaOps("cpu")], ids=lambda ops: type(ops).__name__)
+def test_the_frameworks_own_way_is_the_same(ops: TorchOps, kind: str) -> None:
+    """As on a device that kernels cannot get to, and on a GPU."""
+    grads = [KINDS[kind](shape) for shape in SHAPES]
     spans = [slice(end - size, end) for end, size in zip(accumulate(BUCKET.sizes), BUCKET.sizes, strict=True)]
-    method = bare("qsgd")
-    flights = fly(ops, method, BUCKET, normal(BUCKET, 2), [method.init(ops, BUCKET, World(0, 2)) for _ in range(2)])
-    total = flights[0].ended.total
-    ops.deliver(total, list(zip(spans, grads, strict=True)), 0.5)
-    np.testing.assert_array_equal(torch.cat([g.flatten() for g in grads]), dense(ops, total) * 0.5)
+    method, plain = bare("qsgd"), TorchOps()
+    flights = fly(plain, method, BUCKET, normal(BUCKET, 2), [method.init(plain, BUCKET, World(0, 2)) for _ in range(2)])
+    whole = dense(plain, flights[0].ended.total)
+    ops.deliver(whole, list(zip(spans, grads, strict=True)), 0.5)
+    ops.deliver(whole, [], 0.5)
+    np.testing.assert_array_equal(torch.cat([g.flatten() for g in grads]), (whole * 0.5).to(grads[0].dtype))
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
