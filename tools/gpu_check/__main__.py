@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools"), str(ROOT / "tests")]
 
 parser = argparse.ArgumentParser(description="Check hvd_compress on a GPU.")
 parser.add_argument("checks", nargs="*", metavar="check", help="those to run; default: all")
@@ -38,13 +38,13 @@ def main() -> int:
 
     from gpu_check import checks
 
+    if unknown := set(args.checks) - set(checks.CHECKS):
+        parser.error(f"unknown checks {sorted(unknown)}; allowed: {', '.join(checks.CHECKS)}")
     if not args.cpu and not torch.cuda.is_available():
         parser.error("PyTorch finds no GPU: pass --cpu to see whether this program works")
     machine = "CPU, kernels interpreted" if args.cpu else torch.cuda.get_device_name()
     print(f"{machine}; torch {torch.__version__}, Python {sys.version.split()[0]}\n", flush=True)
     results = []
-    if unknown := set(args.checks) - set(checks.CHECKS):
-        parser.error(f"unknown checks {sorted(unknown)}; allowed: {', '.join(checks.CHECKS)}")
     for name, check in checks.CHECKS.items():
         if args.checks and name not in args.checks:
             continue

@@ -6,27 +6,19 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import catalogue
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
-from gpu_check.steps import INPUT, Given, parallel
+from gpu_check.steps import Given, stepper
 from hvd_compress.distributed import Compression
-from hvd_compress.methods import REGISTRY
-from hvd_compress.methods.base import Example
 
-SPECS = [
-    *(example.spec for name, cls in REGISTRY.items() for example in cls.examples or (Example(name),)),
-    "fp16:feedback=on",
-    "topk:ratio=0.05,values=fp16,feedback=ef21",
-    "topk:ratio=0.05,momentum=0.5,nesterov=on",
-    "dgc:ratio=0.05,momentum=0.5,warmup=4",
-    "topk:ratio=0.05,every=2",
-    "topk:ratio=0.05,delay=2",
-]
-"""Examples of all methods, and of each kind of memory."""
+SPECS = list(dict.fromkeys([*catalogue.EXAMPLES, *catalogue.SPECS, *catalogue.WARMING_UP]))
+"""The specs of the tests: every method, every way to communicate, and every kind of memory."""
 
 IN_16_BITS = ["topk:ratio=0.1", "qsgd", "efsignsgd", "powersgd:rank=2"]
 """Those that are tried with parameters of 16 bits, too."""
@@ -42,7 +34,7 @@ ALLOWED = 0.01
 
 def compare(rank: int, cpu: bool) -> Iterator[dict[str, Any]]:
     """Yield a row per method: the share of weights that differ, or the error."""
-    for name, weights in _cases(rank).items():
+    for name, weights in _cases(rank, cpu).items():
         try:
             share = _differing(*(weights(device) for device in ("cpu", "cpu" if cpu else "cuda")))
             row: dict[str, Any] = {"method": name, "differ": round(share, 5)}
@@ -53,35 +45,33 @@ def compare(rank: int, cpu: bool) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _cases(rank: int) -> dict[str, Callable[[str], Tensor]]:
-    """Return what trains a model on a device, and returns its weights."""
+def _cases(rank: int, cpu: bool) -> dict[str, Callable[[str], Tensor]]:
+    """Return the trainings by name: functions from a device to the weights."""
     cases: dict[str, Callable[[str], Tensor]] = {spec: partial(_replicated, spec, rank) for spec in SPECS}
     for dtype in (torch.bfloat16, torch.float16):
         cases |= {f"{spec} in {dtype}": partial(_replicated, spec, rank, dtype=dtype) for spec in IN_16_BITS}
-    if dist.get_backend() != "gloo" or not torch.cuda.is_available():
+    if cpu or dist.get_backend() != "gloo":
         cases |= {f"{spec} with fully_shard": partial(_sharded, spec, rank) for spec in SHARDED}
     return cases
 
 
 def _replicated(spec: str, rank: int, device: str, dtype: torch.dtype = torch.float32) -> Tensor:
-    model = parallel(Given(SHAPES, rank).to(dtype), device)
-    return _trained(spec, model)
+    model = Given(SHAPES, rank, device, dtype)
+    return _trained(spec, DistributedDataParallel(model, gradient_as_bucket_view=True))
 
 
 def _sharded(spec: str, rank: int, device: str) -> Tensor:
-    module = Given(SHAPES, rank).to(device)
-    fully_shard(module, mesh=init_device_mesh(device, (dist.get_world_size(),)))
-    return _trained(spec, module)
+    model = Given(SHAPES, rank, device)
+    fully_shard(model, mesh=init_device_mesh(device, (dist.get_world_size(),)))
+    return _trained(spec, model)
 
 
 def _trained(spec: str, model: nn.Module) -> Tensor:
     """Return the weights after some steps."""
     Compression.parse(spec).register(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    step = stepper(model, lr=1.0)
     for _ in range(STEPS):
-        optimizer.zero_grad()
-        model(INPUT).backward()
-        optimizer.step()
+        step()
     local = [w.to_local() if hasattr(w, "to_local") else w for w in model.parameters()]
     return torch.cat([weight.detach().float().view(-1) for weight in local]).cpu()
 

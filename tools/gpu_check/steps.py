@@ -25,7 +25,7 @@ from hvd_compress.distributed import Compression
 from hvd_compress.tools.bench.distributed.shapes import resnet50
 
 Work: TypeAlias = Callable[[int, bool], Iterable[dict[str, Any]]]
-"""What a rank does, given its number and whether there is no GPU: rows of results."""
+"""Program of a rank: takes the rank, and whether to run on the CPU; returns rows of results."""
 
 _spawn: Any = torch.multiprocessing.spawn  # type: ignore[attr-defined]
 
@@ -33,8 +33,6 @@ SPECS = ["none", "fp16", "topk:ratio=0.01", "powersgd:rank=4", "qsgd", "efsignsg
 
 NCCL = "cpu:gloo,cuda:nccl"
 """Backend of jobs over NCCL."""
-
-INPUT = torch.zeros(1)
 
 SMALL = [(64, 64), (64,), (64, 64)]
 WARMUP, STEPS = 4, 10
@@ -51,24 +49,33 @@ class Given(nn.Module):
     Args:
         shapes: Shapes of the parameters.
         seed: Seed of the gradients.
+        device: Device of both.
+        dtype: Dtype of both.
     """
 
-    def __init__(self, shapes: list[Shape], seed: int) -> None:
+    def __init__(self, shapes: list[Shape], seed: int, device: str, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         draw = torch.Generator().manual_seed(seed)
-        self.weights = nn.ParameterList(torch.zeros(shape) for shape in shapes)
-        for number, shape in enumerate(shapes):
-            self.register_buffer(f"gradient{number}", torch.randn(shape, generator=draw))
+        self.weights = nn.ParameterList(torch.zeros(shape, device=device, dtype=dtype) for shape in shapes)
+        self.gradients = [torch.randn(shape, generator=draw).to(device, dtype) for shape in shapes]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return a loss with these gradients."""
-        products = [(weight * grad).sum() for weight, grad in zip(self.weights, self.buffers(), strict=True)]
+        products = [(weight * grad).sum() for weight, grad in zip(self.weights, self.gradients, strict=True)]
         return torch.stack(products).sum()
 
 
-def parallel(module: nn.Module, device: str) -> DistributedDataParallel:
-    """Return a model on a device."""
-    return DistributedDataParallel(module.to(device), broadcast_buffers=False, gradient_as_bucket_view=True)
+def stepper(model: nn.Module, lr: float) -> Callable[[], None]:
+    """Return a function that trains `Given` for one step of SGD."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    x = torch.zeros(1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).backward()
+        optimizer.step()
+
+    return step
 
 
 def measure(rank: int, cpu: bool) -> Iterator[dict[str, Any]]:
@@ -131,15 +138,9 @@ def _steps(register: Callable[[DistributedDataParallel], object], rank: int, cpu
     gc.collect()  # the model before, whose memory would count
     before = 0 if cpu else torch.cuda.memory_allocated()
     shapes, count = (SMALL, 3) if cpu else (resnet50(), STEPS)
-    model = parallel(Given(shapes, rank), "cpu" if cpu else "cuda")
+    model = DistributedDataParallel(Given(shapes, rank, "cpu" if cpu else "cuda"), gradient_as_bucket_view=True)
     register(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(INPUT).backward()
-        optimizer.step()
-
+    step = stepper(model, lr=0.01)
     for _ in range(2 if cpu else WARMUP):
         step()
     if not cpu:
