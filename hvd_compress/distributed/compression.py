@@ -2,6 +2,7 @@
 
 # No postponed annotations: DistributedDataParallel compares those of a hook.
 
+import logging
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -20,9 +21,11 @@ from hvd_compress.core.collectives import AllReduce, World
 from hvd_compress.distributed.transport import GroupTransport, Pending
 from hvd_compress.distributed.votes import GroupVotes
 from hvd_compress.errors import SpecError, StateError, UnsupportedError
+from hvd_compress.spec import to_spec
 from hvd_compress.torch.buckets import Member, facts_of
 from hvd_compress.torch.compressor import ReducingCompressor, Session, parse
 from hvd_compress.torch.handshake import Handshake, place_of
+from hvd_compress.torch.optimizers import Optimizers, as_list, momentum
 from hvd_compress.torch.passthrough import Passthrough
 from hvd_compress.torch.reducer import Reducer, Ticket
 from hvd_compress.torch.registry import Registry
@@ -30,6 +33,8 @@ from hvd_compress.wrappers.router import Router
 
 if TYPE_CHECKING:  # loads FSDP, which others do not need
     from hvd_compress.distributed.sharded import ShardedReducer
+
+_LOG = logging.getLogger("hvd_compress")
 
 _CURE = "wrap the model in a new DistributedDataParallel and register the same compression object with it"
 
@@ -102,8 +107,15 @@ class DistributedCompressor(ReducingCompressor):
         super().__init__(method, merge, Registry(lambda model: False, _CURE), _CURE)
         self._passthrough = Passthrough(method.core, self._meter)
         self._all_sharded: list[ShardedReducer] = []
+        self._warned = False
 
-    def register(self, model: nn.Module, op: str = "mean", replicas: dist.ProcessGroup | None = None) -> Self:
+    def register(
+        self,
+        model: nn.Module,
+        op: str = "mean",
+        replicas: dist.ProcessGroup | None = None,
+        optimizer: Optimizers | None = None,
+    ) -> Self:
         """Compress the gradients of a model from its next backward pass on.
 
         Args:
@@ -113,6 +125,8 @@ class DistributedCompressor(ReducingCompressor):
             replicas: For a sharded model: process group of the ranks that hold the same shards. The reduced shards are
                 summed over them with compression, by any method, while the reduce-scatter within a replica stays as it
                 is. None to compress the reduce-scatter, which only some methods support.
+            optimizer: The optimizer of the model, or all of them. With it, momentum that the method does not support
+                is an error.
 
         Returns:
             This compressor.
@@ -120,12 +134,12 @@ class DistributedCompressor(ReducingCompressor):
         Raises:
             GradientError: If a parameter's dtype cannot be compressed.
             SpecError: If ``op`` is something else.
-            UnsupportedError: If the model is neither, or the method does not support it.
+            UnsupportedError: If the model is neither, or the method does not support it or its optimizer.
         """
         if isinstance(model, DistributedDataParallel):
             if replicas is not None:
                 raise UnsupportedError("replicas= is for models that fully_shard has sharded: leave it out")
-            state = self.registered(model, op)
+            state = self.registered(model, op, optimizer)
             try:
                 model.register_comm_hook(state, hook)
             except RuntimeError as error:
@@ -136,10 +150,25 @@ class DistributedCompressor(ReducingCompressor):
                     " new DistributedDataParallel to register another compression"
                 ) from error
         else:
-            self._register_sharded(model, op, replicas)
+            self._register_sharded(model, op, replicas, optimizer)
         return self
 
-    def _register_sharded(self, model: nn.Module, op: str, replicas: dist.ProcessGroup | None) -> None:
+    def _known(self, model: nn.Module, optimizer: Optimizers | None) -> list[Any]:
+        """Return the optimizers of a model, after checking that the method supports them."""
+        found = as_list(optimizer, model.parameters())
+        agreement.refuse_momentum(self.method, lambda: momentum(found))
+        if self.method.needs_plain_sgd and not found and not self._warned:
+            self._warned = True
+            _LOG.warning(
+                "%s has a momentum of its own, and is not supported with an optimizer that has one: pass"
+                " register(model, optimizer=optimizer), which checks that",
+                to_spec(self.method),
+            )
+        return found
+
+    def _register_sharded(
+        self, model: nn.Module, op: str, replicas: dist.ProcessGroup | None, optimizer: Optimizers | None
+    ) -> None:
         check_op(op)
         if not hasattr(model, "set_custom_reduce_scatter"):
             raise UnsupportedError(
@@ -148,6 +177,7 @@ class DistributedCompressor(ReducingCompressor):
             )
         from hvd_compress.distributed.sharded import ShardedReducer, label_of
 
+        self._known(model, optimizer)
         label = label_of(model)
         number = sum(one.label.partition(".")[0] == label for one in self._sharded())
         reducer = ShardedReducer(self._common, model, f"{label}.{number}" if number else label, replicas, op)
@@ -163,12 +193,15 @@ class DistributedCompressor(ReducingCompressor):
     def _sessions(self) -> list[Session]:
         return [*super()._sessions(), *self._sharded()]
 
-    def registered(self, model: DistributedDataParallel, op: str = "mean") -> Registered:
+    def registered(
+        self, model: DistributedDataParallel, op: str = "mean", optimizer: Optimizers | None = None
+    ) -> Registered:
         """Return the state for ``model.register_comm_hook(state, hook)``, for frameworks that call it themselves.
 
         Args:
             model: See `register`.
             op: See `register`.
+            optimizer: See `register`.
 
         Raises:
             UnsupportedError: See `register`.
@@ -186,6 +219,7 @@ class DistributedCompressor(ReducingCompressor):
                 " state, as none and fp16: a step ends with the last bucket, which PyTorch may skip; leave"
                 " skip_all_reduce_unused_params=False"
             )
+        self._known(model, optimizer)
         return Registered(self, model, 1.0 if op == "sum" else 1.0 / model.process_group.size())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -236,12 +236,6 @@ def check_not_in_scaler() -> None:
             )
 
 
-def momentum(optimizer: Any) -> float:
-    """Return the largest momentum of the optimizer's parameter groups (for Adam and its variants, the first beta)."""
-    groups = optimizer.param_groups
-    return max((float(group.get("momentum") or group.get("betas", (0,))[0]) for group in groups), default=0.0)
-
-
 EVERYONE = hvd.global_process_set
 
 

@@ -392,6 +392,26 @@ def test_other_models_and_operations_are_refused() -> None:
         Compression.none.register(wrapped)
 
 
+def test_momentum_of_a_known_optimizer_is_refused_and_of_an_unknown_one_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wrapped = DistributedDataParallel(make_model())
+    dgc = Compression.dgc(ratio=0.1)
+    with pytest.raises(UnsupportedError, match=r"momentum of 0\.9.*Adam's momentum is its first beta"):
+        dgc.register(wrapped, optimizer=torch.optim.AdamW(wrapped.parameters()))
+    with pytest.raises(UnsupportedError, match="SGD trains no parameter of this model"):
+        dgc.register(wrapped, optimizer=torch.optim.SGD(make_model().parameters()))
+    with pytest.raises(UnsupportedError, match=r"optimizer=0\.1 is not supported"):
+        dgc.register(wrapped, optimizer=0.1)  # type: ignore[arg-type]
+    assert not caplog.messages
+    dgc.register(wrapped, optimizer=[torch.optim.SGD(wrapped.parameters(), momentum=0.0)])
+    assert not caplog.messages
+    for _ in range(2):
+        dgc.register(DistributedDataParallel(make_model()))
+    (said,) = caplog.messages
+    assert "register(model, optimizer=optimizer)" in said
+
+
 def test_a_step_without_its_last_bucket_is_refused() -> None:
     options: dict[str, Any] = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
     with pytest.raises(UnsupportedError, match="skip_all_reduce_unused_params=False"):

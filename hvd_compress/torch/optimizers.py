@@ -1,0 +1,48 @@
+"""The optimizers that apply reduced gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hvd_compress.errors import UnsupportedError
+
+Optimizers: TypeAlias = Optimizer | Sequence[Optimizer]
+
+
+def as_list(given: Optimizers | None, parameters: Iterable[Tensor]) -> list[Any]:
+    """Return one or several optimizers as a list, without the wrappers of Accelerate, Fabric and Lightning.
+
+    Args:
+        given: The optimizers; None for none.
+        parameters: Parameters of the model that they train.
+
+    Raises:
+        UnsupportedError: If one is not a ``torch.optim.Optimizer``, or trains no parameter of the model.
+    """
+    found = []
+    known = {id(parameter) for parameter in parameters}
+    for one in () if given is None else given if isinstance(given, Sequence) else (given,):
+        inner: Any = one
+        while not hasattr(inner, "register_step_post_hook") and hasattr(inner, "optimizer"):
+            inner = inner.optimizer
+        if not hasattr(inner, "register_step_post_hook"):
+            raise UnsupportedError(
+                f"optimizer={one!r} is not supported: pass a torch.optim.Optimizer, or a list of them"
+            )
+        if not any(id(parameter) in known for group in inner.param_groups for parameter in group["params"]):
+            raise UnsupportedError(
+                f"optimizer={type(inner).__name__} trains no parameter of this model: pass the optimizer that was made"
+                " with the model's parameters"
+            )
+        found.append(inner)
+    return found
+
+
+def momentum(optimizers: Iterable[Any]) -> float:
+    """Return the largest momentum of the optimizers' parameter groups (for Adam and its variants, the first beta)."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return max((float(group.get("momentum") or group.get("betas", (0,))[0]) for group in groups), default=0.0)
