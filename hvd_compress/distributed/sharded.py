@@ -306,6 +306,10 @@ class ShardedReducer:
             self._reduced.clear()
             self.steps -= 1
 
+    def living(self) -> set[int]:
+        """Return the keys of its parameters."""
+        return {id(parameter) for group in self._groups for parameter in group.parameters}
+
     @property
     def world(self) -> World:
         """All ranks of the job, as each has its own shards."""

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from hvd_compress.api import Made
 from hvd_compress.bucketing import Merge
 from hvd_compress.checkpoint.saving import Saving
 from hvd_compress.checkpoint.state_dict import Loaded, Restorable, Saved, SavedSession, from_dict, to_dict
 from hvd_compress.core.collectives import State
+from hvd_compress.errors import UnsupportedError
 from hvd_compress.spec import to_spec
 from hvd_compress.stats import Meter, Stats
 from hvd_compress.torch.loss_scale import LossScale
+from hvd_compress.torch.optimizers import parameters_of
 from hvd_compress.torch.reducer import Common, Reducer
 from hvd_compress.torch.registry import Registry
 from hvd_compress.wrappers.measure import vnmse
@@ -51,6 +54,9 @@ class Session(Restorable, Protocol):
 
     def discard(self) -> None:
         """Undo the last step."""
+
+    def living(self) -> set[int]:
+        """Return the keys of its parameters."""
 
 
 class ReducingCompressor(Saving, Made):
@@ -101,19 +107,42 @@ class ReducingCompressor(Saving, Made):
         """
         self._scale.follow(scaler)
 
-    def discard(self) -> None:
+    def discard(self, owner: nn.Module | Optimizer | None = None) -> None:
         """Undo the last step, if its reduced gradients are discarded instead of applied.
 
         It restores residuals and all other state from before the step. Call it on all ranks, after
-        the gradients were reduced and before the next ``backward()``, for example if you skip a loss spike, or for the
-        critic's gradients of a generator's loss. It applies to all optimizers that use this compressor.
+        the gradients were reduced and before the next ``backward()``, for example if you skip a loss spike.
+
+        Args:
+            owner: The model or the optimizer whose last step is undone. None if this compressor has only one.
 
         Raises:
-            UnsupportedError: If gradients of the current step have not been reduced yet.
+            UnsupportedError: If gradients of the current step have not been reduced yet, or ``owner`` is missing, or an
+                optimizer that trains only a part of what is reduced together.
         """
         with self._lock:
-            for session in self._sessions():
+            for session in self._owned(owner):
                 session.discard()
+
+    def _owned(self, owner: nn.Module | Optimizer | None) -> list[Session]:
+        """Return the sessions of a model or optimizer."""
+        sessions = self._sessions()
+        if owner is None:
+            if len(sessions) > 1:
+                raise UnsupportedError(
+                    f"compression.discard() would undo the last step of all {len(sessions)} models, optimizers or"
+                    " direct calls that share this compressor: pass the one whose gradients are discarded, as"
+                    " compression.discard(optimizer) or compression.discard(model), or use a compressor for each"
+                )
+            return sessions
+        keys = {id(parameter) for parameter in parameters_of(owner)}
+        found = [session for session in sessions if session.living() & keys]
+        if others := {key for session in found for key in session.living() - keys}:
+            raise UnsupportedError(
+                f"compression.discard({type(owner).__name__}) is not supported: {len(others)} parameters that are"
+                " reduced together with its own are not among them; pass the whole model"
+            )
+        return found
 
     def stats(self) -> Stats:
         """Return bytes and times of this rank so far, over all optimizers that use this compressor."""

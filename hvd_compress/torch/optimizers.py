@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hvd_compress.errors import UnsupportedError
@@ -33,13 +33,26 @@ def as_list(given: Optimizers | None, parameters: Iterable[Tensor]) -> list[Any]
             raise UnsupportedError(
                 f"optimizer={one!r} is not supported: pass a torch.optim.Optimizer, or a list of them"
             )
-        if not any(id(parameter) in known for group in inner.param_groups for parameter in group["params"]):
+        if not any(id(parameter) in known for parameter in parameters_of(inner)):
             raise UnsupportedError(
                 f"optimizer={type(inner).__name__} trains no parameter of this model: pass the optimizer that was made"
                 " with the model's parameters"
             )
         found.append(inner)
     return found
+
+
+def parameters_of(owner: Any) -> list[Tensor]:
+    """Return the parameters of a model or an optimizer.
+
+    Raises:
+        UnsupportedError: If it is neither.
+    """
+    if isinstance(owner, nn.Module):
+        return list(owner.parameters())
+    if not hasattr(owner, "param_groups"):
+        raise UnsupportedError(f"{owner!r} has no parameters: pass a model or an optimizer")
+    return [parameter for group in owner.param_groups for parameter in group["params"]]
 
 
 def momentum(optimizers: Iterable[Any]) -> float:

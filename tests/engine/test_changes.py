@@ -251,6 +251,33 @@ def test_discarded_steps_leave_no_trace(spec: str) -> None:
         assert torch.equal(leaf, leaves_of(skipping.compression)[path]), path
 
 
+@pytest.mark.parametrize("spec", ["topk:ratio=0.05", "powersgd:rank=2"])
+def test_discard_of_a_model_does_not_reach_another_one_with_the_same_compressor(spec: str) -> None:
+    shared, calm = Compression.parse(spec, merge=2), Job(spec)
+    used, other = Job(shared), Job(shared)
+    for step in range(4):
+        used.backward(step)
+        other.backward(step + 50)
+        other.optimizer.synchronize()
+        if step % 2:
+            shared.discard(other.model)  # while a step of the other one is running
+            used.optimizer.step()
+        else:
+            used.optimizer.step()
+            shared.discard(other.optimizer.local)
+        used.optimizer.zero_grad()
+        other.optimizer.zero_grad()
+        calm.run(range(step, step + 1))
+    assert torch.equal(used.weights, calm.weights)
+    residuals = kept(shared)
+    assert not any(residuals[id(p)].any() for p in other.model.parameters() if id(p) in residuals)
+    with pytest.raises(UnsupportedError, match=r"all 2 models.*discard\(optimizer\)"):
+        shared.discard()
+    part = torch.optim.SGD(list(used.model.parameters())[:2])
+    with pytest.raises(UnsupportedError, match="4 parameters that are reduced together with its own"):
+        shared.discard(part)
+
+
 def test_discard_before_the_reduction_is_refused() -> None:
     job = Job("topk:ratio=0.05").run(1)
     job.compression.discard()
