@@ -48,6 +48,18 @@ def pytest_configure(config: pytest.Config) -> None:
         launching.run = launching.horovodrun = refused  # type: ignore[assignment]
 
 
+@pytest.fixture
+def without_horovod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing import Horovod, here and in programs that are started."""
+    folder = tmp_path / "without"
+    folder.mkdir()
+    (folder / "horovod.py").write_text("raise ModuleNotFoundError('no Horovod here')")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "horovod"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(str(folder))
+
+
 def refused(*_: object, **__: object) -> None:
     """Stand in for what starts jobs."""
     pytest.fail("make quick starts no job: mark this test with pytest.mark.jobs")

@@ -55,17 +55,31 @@ def test_steps_on_hosts(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_steps_of_two_drivers(tmp_path: Path) -> None:
-    where = ("--framework", "ddp", "--against", "ddp", "--ranks", "2", "--model", "many")
-    found = bench(tmp_path / "r.json", "steps", "topk:ratio=0.01", *where)
-    own = ["DDP's none", "DDP's fp16", "DDP's PowerSGD, rank 4"]
+    against = ("--framework", "ddp", "--against", "ddp", "--against", "horovod")
+    found = bench(tmp_path / "r.json", "steps", "topk:ratio=0.01", *against, "--ranks", "2", "--model", "many")
+    own = ["DDP's none", "DDP's fp16", "DDP's PowerSGD, rank 4", "Horovod's none", "Horovod's fp16"]
     assert list(found) == [ALONE, *own, "topk:ratio=0.01 by ddp", "topk:ratio=0.01 by horovod"]
     assert all(one["ms"] > 0 for one in found.values())
     ddp, horovod = found["topk:ratio=0.01 by ddp"], found["topk:ratio=0.01 by horovod"]
     assert 0 < ddp["payload"] < horovod["payload"] < ddp["payload"] + 10 * 500  # a carrier for each gradient
 
 
+@for_real
 @pytest.mark.long
-def test_steps_of_a_sharded_model(tmp_path: Path) -> None:
+def test_ddp_on_hosts_without_horovod(tmp_path: Path, without_horovod: None) -> None:
+    where = ("--framework", "ddp", "--hosts", "2", "--ranks-per-host", "2", "--rate", "1gbit", "--model", "many")
+    found = bench(tmp_path / "r.json", "steps", "qsgd:hierarchical=on", *where, "--against", "ddp")
+    assert found["DDP's none"]["device"] > 2 * found["qsgd:hierarchical=on"]["device"] > 0
+
+
+def test_horovod_that_is_missing_is_named_with_what_goes_without(without_horovod: None) -> None:
+    result = RUNNER.invoke(command.bench, ["steps", "none"])
+    assert result.exit_code == 1 and len(result.stderr.splitlines()) == 1
+    assert "no Horovod here" in result.stderr and "--framework ddp" in result.stderr
+
+
+@pytest.mark.long
+def test_steps_of_a_sharded_model(tmp_path: Path, without_horovod: None) -> None:
     where = ("--framework", "fsdp", "--against", "fsdp", "--ranks", "2", "--model", "many")
     found = bench(tmp_path / "r.json", "steps", "qsgd:bits=8", *where)
     assert list(found) == [ALONE, "FSDP's none", "FSDP's bf16", "qsgd:bits=8"]

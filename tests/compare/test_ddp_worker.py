@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hvd_compress.tools.bench.jobs import Where, execute
+from hvd_compress.tools.bench.jobs import Launcher, Where, execute
 from hvd_compress.tools.compare.comparison import WORKERS
 from hvd_compress.tools.compare.job import Job
 
@@ -18,9 +18,10 @@ pytestmark = pytest.mark.jobs
 def run(worker: str, spec: str, folder: Path, ranks: int = 2) -> dict[str, Any]:
     """The outcome of a training."""
     log = folder / f"{worker}-{spec[:4]}-{ranks}"
+    launcher: Launcher = "torchrun" if worker == "ddp" else "gloo"
     log.touch()
     job = Job("tiny:build", spec, seed=3, log=str(log))
-    execute(["-m", WORKERS[worker], job.to_json()], Where(0, "unlimited", ranks, "gloo"), lambda: None, 200)
+    execute(["-m", WORKERS[worker], job.to_json()], Where(0, "unlimited", ranks, launcher), lambda: None, 200)
     found: dict[str, Any] = json.loads(log.read_text().splitlines()[-1])["outcome"]
     return found
 
@@ -36,6 +37,6 @@ def test_it_trains_as_with_horovod(spec: str, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.long
-def test_a_rank_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_horovod: None) -> None:
     monkeypatch.chdir(Path(__file__).parent)
     assert not run("ddp", "topk:ratio=0.05", tmp_path, ranks=1)["diverged"]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from signal import SIGTERM
 from typing import Literal, NamedTuple
 
-from hvd_compress.errors import ClusterError, SpecError
+from hvd_compress.errors import ClusterError, MissingPackageError, SpecError
 from hvd_compress.tools.cluster import Cluster
 from hvd_compress.tools.cluster.job import Process, follow
 from hvd_compress.tools.cluster.rates import bits_per_second
@@ -19,6 +21,9 @@ from hvd_compress.tools.units import UNLIMITED, counted
 Framework = Literal["torch", "keras"]
 Controller = Literal["gloo", "mpi"]
 """Horovod's controllers: the libraries it communicates by."""
+
+Launcher = Literal["gloo", "mpi", "torchrun"]
+"""What starts the ranks: horovodrun with one of these controllers, or torchrun, without Horovod."""
 
 CONTROLLERS = {
     "gloo": ["--gloo"],
@@ -47,6 +52,9 @@ TIME_LIMIT = 3600.0
 
 _LINES = 20
 
+_OF_RANK = re.compile(r"\[(\d+(,\d+)?\]<std|default\d+\]:)")
+"""Begins the lines of ranks in the output of horovodrun and of torchrun."""
+
 
 class Where(NamedTuple):
     """The hosts and ranks of a job."""
@@ -54,7 +62,7 @@ class Where(NamedTuple):
     hosts: int  # Emulated hosts; 0 for this machine
     rate: str  # The bandwidth of emulated hosts
     ranks: int  # Ranks, without emulated hosts
-    controller: Controller  # Horovod's controller, without emulated hosts
+    launcher: Launcher
     on: str = ""  # Other machines and their slots, as ``horovodrun -H`` takes them; empty for this machine
     ranks_per_host: int = 1  # Ranks of each emulated host
 
@@ -67,11 +75,16 @@ class Where(NamedTuple):
             each = f" with {self.ranks_per_host} ranks each" if self.ranks_per_host > 1 else ""
             return f"{self.hosts} emulated hosts{each}, {self.rate}"
         ranks = counted(self.ranks, "rank")
-        return f"{ranks} on {self.on or 'this machine'}, {self.controller}"
+        return f"{ranks} on {self.on or 'this machine'}, {self.launcher}"
+
+
+def choose_launcher(controller: Controller | None, needs_horovod: bool) -> Launcher:
+    """Return torchrun where nothing needs Horovod and nobody names a controller of it."""
+    return controller or ("gloo" if needs_horovod else "torchrun")
 
 
 def read_where(
-    hosts: int, rate: str | None, ranks_per_host: int, ranks: int | None, controller: Controller, on: str = ""
+    hosts: int, rate: str | None, ranks_per_host: int, ranks: int | None, launcher: Launcher, on: str = ""
 ) -> Where:
     """Read the hosts and ranks of a job from a command's options; by default 2 ranks, or all slots of ``on``.
 
@@ -94,7 +107,7 @@ def read_where(
     slots = _slots(on) if on else 2
     if on and ranks is not None and ranks > slots:
         raise SpecError(f"ranks={ranks} is not allowed with on={on!r}: these machines have {slots} slots")
-    return Where(hosts, link, slots if ranks is None else ranks, controller, on, ranks_per_host)
+    return Where(hosts, link, slots if ranks is None else ranks, launcher, on, ranks_per_host)
 
 
 def _slots(on: str) -> int:
@@ -123,7 +136,10 @@ def execute(program: Sequence[str], where: Where, watch: Callable[[], None], lim
 
     Raises:
         ClusterError: If the hosts cannot be made, or the program fails.
+        MissingPackageError: If Horovod is to start the ranks and is not installed.
     """
+    if where.launcher != "torchrun":
+        _require_horovod()
     command = [sys.executable, *program]
     failed, output = (_on_hosts if where.hosts else _here)(command, where, watch, limit)
     if failed:
@@ -132,23 +148,44 @@ def execute(program: Sequence[str], where: Where, watch: Callable[[], None], lim
 
 def _on_hosts(command: Sequence[str], where: Where, look: Callable[[], None], limit: float) -> tuple[str, str]:
     with Cluster(where.hosts, where.rate, where.ranks_per_host) as cluster:
-        ended = cluster.launch(command, ENVIRONMENT, timeout=limit, watch=look)
+        horovod = where.launcher != "torchrun"
+        ended = cluster.launch(command, ENVIRONMENT, timeout=limit, watch=look, horovod=horovod)
     worst = max(ended, key=lambda one: (one.code > 0, one.code < 0))  # the one that failed, not those ended for it
     return (f"the rank on {worst.host} ended with status {worst.code}" if worst.code else ""), worst.output
 
 
 def _here(command: Sequence[str], where: Where, look: Callable[[], None], limit: float) -> tuple[str, str]:
     folder = Path(sys.executable).parent
-    start = [*LAUNCHER, *CONTROLLERS[where.controller], "-np", str(where.ranks)]
     own = {} if where.on else ENVIRONMENT
     environment = {**os.environ, **own, **_MPI, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
-    command = [*start, "-H", where.on or f"localhost:{where.ranks}", *command]
-    (ended,) = follow([Process("this machine", command, environment, orphaned=SIGTERM)], limit, look)
-    return (f"horovodrun ended with status {ended.code}" if ended.code else ""), ended.output
+    with tempfile.TemporaryDirectory(prefix="hvd-compress-logs-") as logs:
+        command = [*_start(where, logs), *command]
+        (ended,) = follow([Process("this machine", command, environment, orphaned=SIGTERM)], limit, look)
+    name = "torchrun" if where.launcher == "torchrun" else "horovodrun"
+    return (f"{name} ended with status {ended.code}" if ended.code else ""), ended.output
+
+
+def _start(where: Where, logs: str) -> list[str]:
+    """Return the launcher of ranks; torchrun marks their lines only if it may keep them in files, too."""
+    if where.launcher == "torchrun":
+        options = ["--standalone", f"--nproc-per-node={where.ranks}", "--tee", "3", "--log-dir", logs, "--no-python"]
+        return [sys.executable, "-m", "torch.distributed.run", *options]
+    hosts = where.on or f"localhost:{where.ranks}"
+    return [*LAUNCHER, *CONTROLLERS[where.launcher], "-np", str(where.ranks), "-H", hosts]
+
+
+def _require_horovod() -> None:
+    try:
+        importlib.import_module("horovod")
+    except ImportError as error:
+        raise MissingPackageError(
+            f"Horovod starts these ranks and cannot be imported ({error}): add --framework ddp, without --controller,"
+            " --on and --against horovod, which needs PyTorch alone; or install Horovod (hvd-compress doctor says how)"
+        ) from error
 
 
 def _tail(output: str) -> str:
-    """Return the last lines that ranks wrote; those of horovodrun itself only if there are no others."""
+    """Return the last lines that ranks wrote; those of the launcher itself only if there are no others."""
     lines = [line for line in output.splitlines() if line.strip()]
-    lines = [line for line in lines if re.match(r"\[\d+(,\d+)?\]<std", line)] or lines
+    lines = [line for line in lines if _OF_RANK.match(line)] or lines
     return "\n".join(lines[-_LINES:])

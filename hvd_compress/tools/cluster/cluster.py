@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
 
 from hvd_compress.errors import ClusterError
@@ -20,6 +20,9 @@ from hvd_compress.tools.units import UNLIMITED
 
 _PATIENCE = 60.0
 """Seconds for the rendezvous server to start: importing Horovod from a cold disk is slow."""
+
+_MASTER_PORT = 29500
+"""Where the first host serves the ranks of `torch.distributed`, as by default of torchrun."""
 
 
 class Cluster:
@@ -111,14 +114,16 @@ class Cluster:
         *,
         timeout: float = 600,
         watch: Callable[[], None] = lambda: None,
+        horovod: bool = True,
     ) -> list[Finished]:
-        """Run a Horovod program on all hosts, with Gloo; the first rank that fails ends the others.
+        """Run a program of Horovod or `torch.distributed` on all hosts, with Gloo; the first rank that fails ends all.
 
         Args:
             command: The program, the same for each rank.
             environment: Added to that of this process.
             timeout: Seconds after which a job that hangs is ended.
             watch: Called again and again while the job runs.
+            horovod: Whether ranks are told what horovodrun would tell them; otherwise what torchrun would.
 
         Returns:
             How each rank ended, in their order.
@@ -127,22 +132,37 @@ class Cluster:
             ClusterError: If Horovod's rendezvous server does not start.
         """
         each = self.ranks_per_host
-        slots = ",".join(f"h{number}:{each}" for number in range(1, self.hosts + 1))
+        with self._rendezvous() if horovod else nullcontext() as port:
+            ranks: list[Process] = []
+            try:
+                for rank in range(self.hosts * each):
+                    told = self._torch(rank) if port is None else self._horovod(rank, port)
+                    ranks.append(self._start(1 + rank // each, command, {**(environment or {}), **told}))
+                return follow(ranks, timeout, watch)
+            finally:
+                end(ranks)
+
+    @contextmanager
+    def _rendezvous(self) -> Iterator[str]:
+        """Serve Horovod's ranks, and give the port."""
+        slots = ",".join(f"h{number}:{self.ranks_per_host}" for number in range(1, self.hosts + 1))
         server = self._start(1, [sys.executable, "-m", "hvd_compress.tools.cluster.rendezvous", slots], {})
-        ranks: list[Process] = []
         try:
-            port = _port(server)
-            for rank in range(self.hosts * each):
-                told = {**(environment or {}), **self._horovod(rank, port)}
-                ranks.append(self._start(1 + rank // each, command, told))
-            return follow(ranks, timeout, watch)
+            yield _port(server)
         finally:
-            end([*ranks, server])
+            end([server])
             server.finished()
 
     def _start(self, number: int, command: Sequence[str], environment: Mapping[str, str]) -> Process:
         command = network.command_on(self.name, number, command)
         return Process(f"h{number}", command, {**os.environ, **environment})
+
+    def _torch(self, rank: int) -> dict[str, str]:
+        """Return what torchrun would tell a rank; the ports of the first host are all free."""
+        sizes = {"WORLD_SIZE": self.hosts * self.ranks_per_host, "LOCAL_WORLD_SIZE": self.ranks_per_host}
+        own = {"RANK": rank, "LOCAL_RANK": rank % self.ranks_per_host}
+        named = {"MASTER_ADDR": self.address(1), "MASTER_PORT": _MASTER_PORT, "GLOO_SOCKET_IFNAME": "eth0"}
+        return {name: str(value) for name, value in {**own, **sizes, **named}.items()}
 
     def _horovod(self, rank: int, port: str) -> dict[str, str]:
         """Return what horovodrun would tell a rank."""

@@ -14,7 +14,7 @@ from hvd_compress.errors import SpecError
 from hvd_compress.spec import parse
 from hvd_compress.tools.bench.distributed.command import By, Hosts, On, Ranks, RanksPerHost, Rate, read_merges
 from hvd_compress.tools.bench.distributed.results import BASELINES
-from hvd_compress.tools.bench.jobs import read_where
+from hvd_compress.tools.bench.jobs import choose_launcher, read_where
 from hvd_compress.tools.cluster import Cluster
 from hvd_compress.tools.compare.comparison import Course
 from hvd_compress.tools.compare.progress import Bars
@@ -53,7 +53,7 @@ def compare(
     rate: Rate = None,
     ranks_per_host: RanksPerHost = 1,
     ranks: Ranks = None,
-    controller: By = "gloo",
+    controller: By = None,
     on: On = "",
     framework: Annotated[
         Framework, typer.Option(help="The framework; ddp is PyTorch with DistributedDataParallel instead of Horovod.")
@@ -79,16 +79,17 @@ def compare(
 ) -> None:
     """Train with several methods and compare times to a target.
 
-    Horovod's own methods, none and fp16, are always trained, too: the better of them is the baseline.
+    none and fp16 are always trained, too: the better of them is the baseline.
 
     With --hosts, training runs on emulated hosts with a limited network; this needs root.
     """
     with refusals():
+        launcher = choose_launcher(controller, bool(on) or framework != "ddp")
         request = Request(
             task=task,
             framework=framework,
             methods=read_methods(methods),
-            where=read_where(hosts, rate, ranks_per_host, ranks, controller, on),
+            where=read_where(hosts, rate, ranks_per_host, ranks, launcher, on),
             seeds=seeds,
             target=target,
             budget=read_time("budget", budget, long=True),

@@ -1,30 +1,24 @@
-"""A rank of a training with DistributedDataParallel; started as those of `torch_worker`."""
+"""A rank of a training with DistributedDataParallel; started as those of `torch_worker`, or by torchrun."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import horovod.torch as hvd
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress.distributed import Compression
 from hvd_compress.tools.compare.job import Job
-from hvd_compress.tools.compare.torch_worker import TorchTrainer
+from hvd_compress.tools.compare.torch_model import TorchModel
 from hvd_compress.tools.compare.worker import main, merged
-from hvd_compress.tools.ranks import process_group
+from hvd_compress.tools.ranks.group import GroupRank
 
 
-class DDPTrainer(TorchTrainer):
-    def __init__(self, specs: Sequence[str]) -> None:
-        super().__init__(specs)
-        process_group.begin()
-
+class DDPTrainer(GroupRank, TorchModel):
     def distribute(self, spec: str, job: Job) -> None:
         self.restart()
         self._wrapped = DistributedDataParallel(self._training.model)
         self.compression = Compression.parse(spec, **merged(spec, job))
-        if hvd.size() > 1:
+        if self.size > 1:
             self.compression.register(self._wrapped)
 
     def step(self, batch: Any) -> float:

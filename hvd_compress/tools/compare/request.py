@@ -46,7 +46,8 @@ class Request(NamedTuple):
             words += ["--hosts", where.hosts, "--rate", where.rate]
             words += ["--ranks-per-host", where.ranks_per_host] if where.ranks_per_host > 1 else []
         else:
-            words += ["--ranks", where.ranks, "--controller", where.controller]
+            words += ["--ranks", where.ranks]
+            words += [] if where.launcher == "torchrun" else ["--controller", where.launcher]
             words += ["--on", where.on] if where.on else []
         words += ["--framework", self.framework, "--seeds", self.seeds, "--budget", f"{self.budget:g}s"]
         words += [] if self.target is None else ["--target", f"{self.target:g}"]

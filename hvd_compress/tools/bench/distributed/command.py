@@ -14,7 +14,7 @@ from hvd_compress.tools.bench.distributed import table
 from hvd_compress.tools.bench.distributed.results import Result, as_json, baseline_name, results
 from hvd_compress.tools.bench.distributed.shapes import SHAPES, count
 from hvd_compress.tools.bench.distributed.task import Measured, Part, Task, entries, run
-from hvd_compress.tools.bench.jobs import Controller, Framework, Where, read_where
+from hvd_compress.tools.bench.jobs import Controller, Framework, Where, choose_launcher, read_where
 from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.cluster.rates import bits_per_second
 from hvd_compress.tools.tables import Grid
@@ -56,7 +56,10 @@ Rate = Annotated[
     typer.Option(help="Bandwidth of an emulated host, with --hosts: 100mbit, 1gbit ... [unlimited]"),
 ]
 Ranks = Annotated[int | None, typer.Option(min=1, help="Number of ranks, without --hosts. [2, or all slots of --on]")]
-By = Annotated[Controller, typer.Option(help="The library that Horovod communicates by, without --hosts.")]
+By = Annotated[
+    Controller | None,
+    typer.Option(help="The library that Horovod communicates by, without --hosts. [gloo; none without Horovod]"),
+]
 Trains = Annotated[Framework, typer.Option(help="The framework that trains.")]
 Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each method.")]
 Warmup = Annotated[int, typer.Option(min=1, help="Steps of each method before those.")]
@@ -68,7 +71,8 @@ Against = Annotated[
     list[str] | None,
     typer.Option(
         metavar="horovod|ddp|fsdp",
-        help="Also measure its own none and fp16; the fastest is the baseline. Can be repeated.",
+        help="Also measure its own none and fp16; the fastest is the baseline. With --framework ddp, horovod also"
+        " measures the methods by Horovod. Can be repeated.",
     ),
 ]
 
@@ -87,11 +91,11 @@ def steps(
     rate: Rate = None,
     ranks_per_host: RanksPerHost = 1,
     ranks: Ranks = None,
-    controller: By = "gloo",
+    controller: By = None,
     on: On = "",
     framework: Annotated[
         Measured,
-        typer.Option(help="The framework; ddp measures DistributedDataParallel and Horovod in PyTorch, fsdp FSDP2."),
+        typer.Option(help="The framework; ddp and fsdp are PyTorch's own DistributedDataParallel and FSDP2."),
     ] = "torch",
     model: Annotated[Model, typer.Option(help="The model.")] = "linear",
     steps: Steps = 12,
@@ -115,7 +119,8 @@ def steps(
     with refusals():
         compared = entries(specs, read_merges(merge or []), against or [], framework)
         task = Task("memory" if memory else "steps", model, compared, steps, warmup, 0, "")
-        where = read_where(hosts, rate, ranks_per_host, ranks, controller, on)
+        launcher = choose_launcher(controller, bool(on) or task.needs_horovod)
+        where = read_where(hosts, rate, ranks_per_host, ranks, launcher, on)
         title = f"Steps of {model} with {framework}, {where}"
         found = _measured(task, framework, where)
         if memory:
@@ -135,7 +140,7 @@ def exchange(
     rate: Rate = None,
     ranks_per_host: RanksPerHost = 1,
     ranks: Ranks = None,
-    controller: By = "gloo",
+    controller: By = None,
     on: On = "",
     shapes: Annotated[Model, typer.Option(help="The model whose gradients are exchanged.")] = "resnet50",
     steps: Steps = 12,
@@ -156,7 +161,7 @@ def exchange(
     with refusals():
         compared = entries(specs, read_merges(merge or []), against or [])
         task = Task("exchange", shapes, compared, steps, warmup, _PROFILED if profile else 0, "")
-        where = read_where(hosts, rate, ranks_per_host, ranks, controller, on)
+        where = read_where(hosts, rate, ranks_per_host, ranks, controller or "gloo", on)
         sizes = SHAPES[shapes]()
         title = f"Exchange of {len(sizes)} gradients of {shapes}, {count(sizes):,} numbers, {where}"
         found = _measured(task, "torch", where)

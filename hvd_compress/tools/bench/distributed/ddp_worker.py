@@ -1,9 +1,9 @@
-"""A rank of a measurement with DistributedDataParallel and Horovod; started as those of `torch_worker`."""
+"""A rank of a measurement with DistributedDataParallel; started as those of `torch_worker`, or by torchrun."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,8 @@ from hvd_compress.distributed import Compression
 from hvd_compress.stats import Stats
 from hvd_compress.tools.bench.distributed.measuring import measure
 from hvd_compress.tools.bench.distributed.task import Entry, Task
-from hvd_compress.tools.bench.distributed.torch_worker import RATE, Tensor, TorchBench, TorchSubject
-from hvd_compress.tools.ranks import process_group
+from hvd_compress.tools.bench.distributed.torch_models import RATE, Loss, Models, ModelSubject, Tensor
+from hvd_compress.tools.ranks.group import GroupRank
 
 RANK = 4
 """The rank of PyTorch's PowerSGD."""
@@ -32,7 +32,7 @@ class Model(torch.nn.Module):
         loss: The loss of them.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], loss: Callable[[Sequence[Tensor]], Tensor]) -> None:
+    def __init__(self, parameters: Sequence[Tensor], loss: Loss) -> None:
         super().__init__()
         self._all = torch.nn.ParameterList(parameters)
         self._loss = loss
@@ -41,7 +41,7 @@ class Model(torch.nn.Module):
         return self._loss(list(self._all))
 
 
-class DDPSubject(TorchSubject):
+class DDPSubject(ModelSubject):
     """An entry whose gradients DistributedDataParallel reduces."""
 
     compressor: Any = None
@@ -50,20 +50,27 @@ class DDPSubject(TorchSubject):
         return self.compressor.stats() if self.compressor else None
 
 
-class DDPBench(TorchBench):
+class DDPBench(GroupRank):
     def __init__(self, specs: Sequence[str]) -> None:
         super().__init__(specs)
-        process_group.begin()
+        self._models = Models(self.rank)
 
-    def make(self, entry: Entry, what: str, model: str) -> TorchSubject:
-        if entry.driver != "ddp":
-            return super().make(entry, what, model)
-        parameters, loss = self._model(what, model)
+    def make(self, entry: Entry, what: str, model: str) -> ModelSubject:
+        parameters, loss = self._models.make(what, model)
+        if not entry.spec:
+            return ModelSubject(parameters, loss, torch.optim.SGD(parameters, lr=RATE))
+        if entry.driver == "horovod":
+            from hvd_compress.tools.bench.distributed.torch_worker import reduced
+
+            return reduced(entry, parameters, loss)
+        return self._wrapped(entry, parameters, loss)
+
+    def _wrapped(self, entry: Entry, parameters: Sequence[Tensor], loss: Loss) -> ModelSubject:
         # With several buckets, PyTorch's PowerSGD starts collectives in another order on each rank, and Gloo aborts.
         most = WHOLE if entry.own and entry.spec == "powersgd" else None
         wrapped = DistributedDataParallel(Model(parameters, loss), bucket_cap_mb=most, gradient_as_bucket_view=True)
         optimizer = torch.optim.SGD(parameters, lr=RATE)
-        subject = DDPSubject(parameters, lambda _: wrapped(), optimizer, None, exchange=False)
+        subject = DDPSubject(parameters, lambda _: wrapped(), optimizer)
         if entry.own:
             _register(wrapped, entry.spec)
         else:

@@ -1,8 +1,9 @@
-"""A rank of a measurement with FSDP2; started as those of `torch_worker`."""
+"""A rank of a measurement with FSDP2; started as those of `ddp_worker`."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -12,7 +13,7 @@ from hvd_compress.distributed import Compression
 from hvd_compress.tools.bench.distributed.ddp_worker import DDPBench, DDPSubject, Model
 from hvd_compress.tools.bench.distributed.measuring import measure
 from hvd_compress.tools.bench.distributed.task import Entry, Task
-from hvd_compress.tools.bench.distributed.torch_worker import RATE, Tensor, TorchSubject
+from hvd_compress.tools.bench.distributed.torch_models import RATE, Loss, ModelSubject, Tensor
 
 HALF = torch.bfloat16
 
@@ -25,14 +26,11 @@ class ShardedModel(Model):
 
 
 class FSDPBench(DDPBench):
-    def make(self, entry: Entry, what: str, model: str) -> TorchSubject:
-        if not entry.spec:
-            return super().make(entry, what, model)
-        parameters, loss = self._model(what, model)
+    def _wrapped(self, entry: Entry, parameters: Sequence[Tensor], loss: Loss) -> ModelSubject:
         module = ShardedModel(parameters, loss)
         fully_shard(module, mesh=init_device_mesh("cpu", (self.size,)), mp_policy=_precision(entry))
         optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
-        subject = DDPSubject(list(module.parameters()), lambda _: module(), optimizer, None, exchange=False)
+        subject = DDPSubject(list(module.parameters()), lambda _: module(), optimizer)
         if not entry.own:
             subject.compressor = entry.compression(Compression, None).register(module)
         return subject

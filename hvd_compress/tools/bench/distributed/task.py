@@ -17,7 +17,7 @@ Driver = Literal["horovod", "ddp", "fsdp"]
 """The library that reduces gradients."""
 
 Measured = Literal["torch", "keras", "ddp", "fsdp"]
-"""The framework of steps; ``ddp`` compares PyTorch's DistributedDataParallel with Horovod, ``fsdp`` is FSDP2."""
+"""The framework of steps; ``ddp`` is PyTorch's DistributedDataParallel, ``fsdp`` FSDP2."""
 
 WORKERS: dict[Measured, str] = {
     "torch": "torch_worker",
@@ -27,7 +27,7 @@ WORKERS: dict[Measured, str] = {
 }
 
 DRIVERS: dict[Measured, list[Driver]] = {"ddp": ["ddp", "horovod"], "fsdp": ["fsdp"]}
-"""The drivers that a framework compares, if not Horovod alone."""
+"""The drivers that a framework can compare, if not Horovod alone: the first always, the others if asked for."""
 
 ALONE = "compute alone"
 """The label of steps in which nothing is reduced."""
@@ -78,6 +78,10 @@ class Task(NamedTuple):
     def specs(self) -> list[str]:
         """The methods, without computing alone."""
         return [entry.spec for entry in self.entries if entry.spec]
+
+    @property
+    def needs_horovod(self) -> bool:
+        return any(entry.spec and entry.driver == "horovod" for entry in self.entries)
 
     @property
     def turns(self) -> int:
@@ -156,6 +160,7 @@ def entries(
         )
         raise SpecError(f"--against {one} is not possible here: {cure}")
     found += [Entry(label, spec, True, one) for one in drivers if one in against for label, spec in OWN[one].items()]
+    drivers = [one for one in drivers if one == drivers[0] or one in against]
     for spec in specs:
         linear = parse(spec).linear  # whose tensors travel one by one, however gradients are merged
         for merge in [None] if linear else merges:

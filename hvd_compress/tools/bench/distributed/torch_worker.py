@@ -1,76 +1,42 @@
-"""A rank of a measurement in PyTorch: ``python -m hvd_compress.tools.bench.distributed.torch_worker TASK``.
-
-All entries share the weights, as views, so that many of them fit into memory, and so do the gradients of ``exchange``:
-before each step they are written anew, which is not measured.
-"""
+"""A rank of a measurement with Horovod: ``python -m hvd_compress.tools.bench.distributed.torch_worker TASK``."""
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from math import prod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import horovod.torch as hvd
-import numpy as np
 import torch
 
-from hvd_compress.core.bucket import Shape
 from hvd_compress.stats import Meter, Stats
 from hvd_compress.tools.bench.distributed.measuring import measure
-from hvd_compress.tools.bench.distributed.shapes import BLOCKS, CLASSES, NARROW, SHAPES, WIDTH
 from hvd_compress.tools.bench.distributed.task import Entry, Task
+from hvd_compress.tools.bench.distributed.torch_models import RATE, Loss, Models, ModelSubject, Tensor
 from hvd_compress.tools.ranks.torch import TorchRank
 from hvd_compress.torch import Compression
 
-Tensor = Any
-
-BATCH = 32
-IMAGES, SIDE = 4, 64
-"""ResNet-50's batch: few small images, as it is not its arithmetic that is measured."""
-
-RATE = 1e-3
-SMALL: list[Shape] = [(64, 64), (64,)]
+_NUMBERS = count(1)
+"""Those of the entries, whose parameters need names of their own."""
 
 
 @dataclass
-class TorchSubject:
-    """An entry; its parameters share their memory with those of the others."""
+class TorchSubject(ModelSubject):
+    """An entry whose gradients Horovod reduces."""
 
-    parameters: Sequence[Tensor]
-    loss: Callable[[Sequence[Tensor]], Tensor]
-    optimizer: Any
-    clock: Clock | None
-    exchange: bool  # Whether the step of the optimizer is left out
+    clock: Clock = field(kw_only=True)
 
     @property
     def called(self) -> float | None:
-        return self.clock.seconds if self.clock else None
+        return self.clock.seconds
 
-    def step(self) -> float:
-        """Make a step; of ``exchange``, only the backward pass and what it sets off count."""
-        if not self.exchange:
-            begin = time.perf_counter()
-            self.optimizer.zero_grad()
-            self.loss(self.parameters).backward()
-            self.optimizer.step()
-            return time.perf_counter() - begin
-        self.release()
-        loss = self.loss(self.parameters)
-        begin = time.perf_counter()
-        loss.backward()
-        if self.clock:
-            self.optimizer.synchronize()
-        return time.perf_counter() - begin
-
-    def release(self) -> None:
-        for parameter in self.parameters:
-            parameter.grad = None
+    def synchronize(self) -> None:
+        self.optimizer.synchronize()
 
     def stats(self) -> Stats | None:
-        return self.clock.stats() if self.clock else None
+        return self.clock.stats()
 
 
 class Clock:
@@ -97,146 +63,25 @@ class Clock:
         return self._compression.stats() if hasattr(self._compression, "stats") else None
 
 
+def reduced(entry: Entry, parameters: Sequence[Tensor], loss: Loss, exchange: bool = False) -> TorchSubject:
+    """Let Horovod reduce the gradients of an entry."""
+    clock, number = Clock(entry.compression(Compression, hvd.Compression)), next(_NUMBERS)
+    named = [(f"entry{number}.{i}", parameter) for i, parameter in enumerate(parameters)]
+    plain = torch.optim.SGD(parameters, lr=RATE)
+    optimizer = hvd.DistributedOptimizer(plain, named_parameters=named, compression=clock)
+    return TorchSubject(parameters, loss, optimizer, exchange, clock=clock)
+
+
 class TorchBench(TorchRank):
     def __init__(self, specs: Sequence[str]) -> None:
-        torch.set_num_threads(1)
         super().__init__(specs)
-        self._weights: dict[str, list[Tensor]] = {}
-        self._gradients: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
-        self._made = 0
+        self._models = Models(self.rank)
 
-    def make(self, entry: Entry, what: str, model: str) -> TorchSubject:
-        parameters, loss = self._model(what, model)
-        optimizer, clock = torch.optim.SGD(parameters, lr=RATE), None
+    def make(self, entry: Entry, what: str, model: str) -> ModelSubject:
+        parameters, loss = self._models.make(what, model)
         if entry.spec:
-            clock = Clock(entry.compression(Compression, hvd.Compression))
-            self._made += 1
-            named = [(f"entry{self._made}.{i}", parameter) for i, parameter in enumerate(parameters)]
-            optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=clock)
-        return TorchSubject(parameters, loss, optimizer, clock, what == "exchange")
-
-    def _model(self, what: str, model: str) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Tensor]]:
-        """Return parameters, which share their memory with those of other entries, and the loss."""
-        shapes = SMALL if model == "small" else SHAPES[model]()
-        if model not in self._weights:
-            self._weights[model] = [from_numpy(value) for value in weights(shapes)]
-        parameters = [torch.nn.Parameter(weight.detach()) for weight in self._weights[model]]
-        ready = what == "exchange" or model in ("small", "many")
-        return parameters, self._ready(model, shapes) if ready else LOSSES[model](self.rank)
-
-    def _ready(self, model: str, shapes: Sequence[Shape]) -> Callable[[Sequence[Tensor]], Tensor]:
-        """Return a loss whose gradients are there already; backward hands them out, the last parameter first."""
-        if model not in self._gradients:
-            rng = np.random.default_rng((1, self.rank))
-            given = [from_numpy(0.01 * rng.standard_normal(shape, np.float32)) for shape in shapes]
-            self._gradients[model] = given, [from_numpy(np.empty(shape, np.float32)) for shape in shapes]
-        given, handed = self._gradients[model]
-
-        def loss(parameters: Sequence[Tensor]) -> Tensor:
-            torch._foreach_copy_(handed, given)
-            value = torch.zeros((), requires_grad=True)
-            for parameter, gradient in zip(parameters, handed, strict=True):
-                value = _READY.apply(value, parameter, gradient)
-            return value
-
-        return loss
-
-
-class _Ready(torch.autograd.Function):
-    """The identity of its first argument; gives the third as the gradient of the second, without a copy."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, parameter: Tensor, gradient: Tensor) -> Tensor:
-        ctx.gradient = gradient
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor, None]:
-        return outer, ctx.gradient.view(ctx.gradient.shape), None
-
-
-_READY: Any = _Ready
-
-
-def from_numpy(array: Any) -> Tensor:
-    """Return a tensor in numpy's memory, which lies on large pages."""
-    return torch.from_numpy(array)
-
-
-def weights(shapes: Sequence[Shape]) -> Iterator[Any]:
-    """Yield initial weights: of He et al.'s variance; 1 for the scale that follows the kernel of a convolution."""
-    rng, before = np.random.default_rng(0), 0
-    for shape in shapes:
-        if len(shape) > 1:
-            yield rng.standard_normal(shape, np.float32) * np.float32(np.sqrt(2 / prod(shape[1:])))
-        else:
-            yield np.full(shape, before == 4, np.float32)
-        before = len(shape)
-
-
-def linear(rank: int) -> Callable[[Sequence[Tensor]], Tensor]:
-    draw = torch.Generator().manual_seed(rank)
-    inputs = torch.randn(BATCH, WIDTH, generator=draw)
-    labels = torch.randint(CLASSES, (BATCH,), generator=draw)
-
-    def loss(parameters: Sequence[Tensor]) -> Tensor:
-        x = torch.nn.functional.linear(inputs, *parameters[:2])
-        for i in range(2, len(parameters), 2):
-            x = torch.nn.functional.linear(x.relu(), *parameters[i : i + 2])
-        return torch.nn.functional.cross_entropy(x, labels)
-
-    return loss
-
-
-def mlp(rank: int) -> Callable[[Sequence[Tensor]], Tensor]:
-    draw = torch.Generator().manual_seed(rank)
-    inputs = torch.randn(BATCH, NARROW, generator=draw)
-    labels = torch.randint(CLASSES, (BATCH,), generator=draw)
-    functional = torch.nn.functional
-
-    def loss(parameters: Sequence[Tensor]) -> Tensor:
-        x = inputs
-        for i in range(0, len(parameters), 3):
-            matrix, scale, shift = parameters[i : i + 3]
-            x = functional.layer_norm(functional.linear(x, matrix), (NARROW,), 1 + scale, shift).relu()
-        return functional.cross_entropy(x, labels)
-
-    return loss
-
-
-def resnet50(rank: int) -> Callable[[Sequence[Tensor]], Tensor]:
-    draw = torch.Generator().manual_seed(rank)
-    images = torch.randn(IMAGES, 3, SIDE, SIDE, generator=draw)
-    labels = torch.randint(1000, (IMAGES,), generator=draw)
-    functional = torch.nn.functional
-
-    def convolve(x: Tensor, left: Iterator[Tensor], stride: int = 1) -> Tensor:
-        kernel, scale, shift = next(left), next(left), next(left)
-        x = functional.conv2d(x, kernel, stride=stride, padding=kernel.shape[-1] // 2)
-        return functional.batch_norm(x, None, None, scale, shift, training=True)
-
-    def block(x: Tensor, left: Iterator[Tensor], stride: int, first: bool) -> Tensor:
-        y = convolve(x, left).relu()
-        y = convolve(y, left, stride).relu()
-        y = convolve(y, left)
-        return (y + (convolve(x, left, stride) if first else x)).relu()
-
-    def loss(parameters: Sequence[Tensor]) -> Tensor:
-        left = iter(parameters)
-        x = functional.max_pool2d(convolve(images, left, 2).relu(), 3, 2, 1)
-        for stage, (_, blocks) in enumerate(BLOCKS):
-            for number in range(blocks):
-                x = block(x, left, 2 if stage and number == 0 else 1, number == 0)
-        return functional.cross_entropy(functional.linear(x.mean((2, 3)), next(left), next(left)), labels)
-
-    return loss
-
-
-LOSSES: dict[str, Callable[[int], Callable[[Sequence[Tensor]], Tensor]]] = {
-    "linear": linear,
-    "mlp": mlp,
-    "resnet50": resnet50,
-}
+            return reduced(entry, parameters, loss, what == "exchange")
+        return ModelSubject(parameters, loss, torch.optim.SGD(parameters, lr=RATE), what == "exchange")
 
 
 if __name__ == "__main__":

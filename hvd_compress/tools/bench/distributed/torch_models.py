@@ -1,0 +1,202 @@
+"""The models of measurements in PyTorch, whatever reduces their gradients.
+
+All entries share the weights, as views, so that many of them fit into memory, and so do the gradients of ``exchange``:
+before each step they are written anew, which is not measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvd_compress.core.bucket import Shape
+from hvd_compress.stats import Stats
+from hvd_compress.tools.bench.distributed.shapes import BLOCKS, CLASSES, NARROW, SHAPES, WIDTH
+
+Tensor = Any
+Loss = Callable[[Sequence[Any]], Any]
+
+BATCH = 32
+IMAGES, SIDE = 4, 64
+"""ResNet-50's batch: few small images, as it is not its arithmetic that is measured."""
+
+RATE = 1e-3
+SMALL: list[Shape] = [(64, 64), (64,)]
+
+
+@dataclass
+class ModelSubject:
+    """An entry; its parameters share their memory with those of the others."""
+
+    parameters: Sequence[Tensor]
+    loss: Loss
+    optimizer: Any
+    exchange: bool = False  # Whether the step of the optimizer is left out
+
+    @property
+    def called(self) -> float | None:
+        return None
+
+    def step(self) -> float:
+        """Make a step; of ``exchange``, only the backward pass and what it sets off count."""
+        if not self.exchange:
+            begin = time.perf_counter()
+            self.optimizer.zero_grad()
+            self.loss(self.parameters).backward()
+            self.optimizer.step()
+            return time.perf_counter() - begin
+        self.release()
+        loss = self.loss(self.parameters)
+        begin = time.perf_counter()
+        loss.backward()
+        self.synchronize()
+        return time.perf_counter() - begin
+
+    def synchronize(self) -> None:
+        """Wait until the gradients are reduced."""
+
+    def release(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def stats(self) -> Stats | None:
+        return None
+
+
+class Models:
+    """The parameters and losses of one rank."""
+
+    def __init__(self, rank: int) -> None:
+        torch.set_num_threads(1)
+        self._rank = rank
+        self._weights: dict[str, list[Tensor]] = {}
+        self._gradients: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
+
+    def make(self, what: str, model: str) -> tuple[list[Tensor], Loss]:
+        """Return parameters, which share their memory with those of other entries, and the loss."""
+        shapes = SMALL if model == "small" else SHAPES[model]()
+        if model not in self._weights:
+            self._weights[model] = [from_numpy(value) for value in weights(shapes)]
+        parameters = [torch.nn.Parameter(weight.detach()) for weight in self._weights[model]]
+        ready = what == "exchange" or model in ("small", "many")
+        return parameters, self._ready(model, shapes) if ready else LOSSES[model](self._rank)
+
+    def _ready(self, model: str, shapes: Sequence[Shape]) -> Loss:
+        """Return a loss whose gradients are there already; backward hands them out, the last parameter first."""
+        if model not in self._gradients:
+            rng = np.random.default_rng((1, self._rank))
+            given = [from_numpy(0.01 * rng.standard_normal(shape, np.float32)) for shape in shapes]
+            self._gradients[model] = given, [from_numpy(np.empty(shape, np.float32)) for shape in shapes]
+        given, handed = self._gradients[model]
+
+        def loss(parameters: Sequence[Tensor]) -> Tensor:
+            torch._foreach_copy_(handed, given)
+            value = torch.zeros((), requires_grad=True)
+            for parameter, gradient in zip(parameters, handed, strict=True):
+                value = _READY.apply(value, parameter, gradient)
+            return value
+
+        return loss
+
+
+class _Ready(torch.autograd.Function):
+    """The identity of its first argument; gives the third as the gradient of the second, without a copy."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, parameter: Tensor, gradient: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor, None]:
+        return outer, ctx.gradient.view(ctx.gradient.shape), None
+
+
+_READY: Any = _Ready
+
+
+def from_numpy(array: Any) -> Tensor:
+    """Return a tensor in numpy's memory, which lies on large pages."""
+    return torch.from_numpy(array)
+
+
+def weights(shapes: Sequence[Shape]) -> Iterator[Any]:
+    """Yield initial weights: of He et al.'s variance; 1 for the scale that follows the kernel of a convolution."""
+    rng, before = np.random.default_rng(0), 0
+    for shape in shapes:
+        if len(shape) > 1:
+            yield rng.standard_normal(shape, np.float32) * np.float32(np.sqrt(2 / prod(shape[1:])))
+        else:
+            yield np.full(shape, before == 4, np.float32)
+        before = len(shape)
+
+
+def linear(rank: int) -> Loss:
+    draw = torch.Generator().manual_seed(rank)
+    inputs = torch.randn(BATCH, WIDTH, generator=draw)
+    labels = torch.randint(CLASSES, (BATCH,), generator=draw)
+
+    def loss(parameters: Sequence[Tensor]) -> Tensor:
+        x = torch.nn.functional.linear(inputs, *parameters[:2])
+        for i in range(2, len(parameters), 2):
+            x = torch.nn.functional.linear(x.relu(), *parameters[i : i + 2])
+        return torch.nn.functional.cross_entropy(x, labels)
+
+    return loss
+
+
+def mlp(rank: int) -> Loss:
+    draw = torch.Generator().manual_seed(rank)
+    inputs = torch.randn(BATCH, NARROW, generator=draw)
+    labels = torch.randint(CLASSES, (BATCH,), generator=draw)
+    functional = torch.nn.functional
+
+    def loss(parameters: Sequence[Tensor]) -> Tensor:
+        x = inputs
+        for i in range(0, len(parameters), 3):
+            matrix, scale, shift = parameters[i : i + 3]
+            x = functional.layer_norm(functional.linear(x, matrix), (NARROW,), 1 + scale, shift).relu()
+        return functional.cross_entropy(x, labels)
+
+    return loss
+
+
+def resnet50(rank: int) -> Loss:
+    draw = torch.Generator().manual_seed(rank)
+    images = torch.randn(IMAGES, 3, SIDE, SIDE, generator=draw)
+    labels = torch.randint(1000, (IMAGES,), generator=draw)
+    functional = torch.nn.functional
+
+    def convolve(x: Tensor, left: Iterator[Tensor], stride: int = 1) -> Tensor:
+        kernel, scale, shift = next(left), next(left), next(left)
+        x = functional.conv2d(x, kernel, stride=stride, padding=kernel.shape[-1] // 2)
+        return functional.batch_norm(x, None, None, scale, shift, training=True)
+
+    def block(x: Tensor, left: Iterator[Tensor], stride: int, first: bool) -> Tensor:
+        y = convolve(x, left).relu()
+        y = convolve(y, left, stride).relu()
+        y = convolve(y, left)
+        return (y + (convolve(x, left, stride) if first else x)).relu()
+
+    def loss(parameters: Sequence[Tensor]) -> Tensor:
+        left = iter(parameters)
+        x = functional.max_pool2d(convolve(images, left, 2).relu(), 3, 2, 1)
+        for stage, (_, blocks) in enumerate(BLOCKS):
+            for number in range(blocks):
+                x = block(x, left, 2 if stage and number == 0 else 1, number == 0)
+        return functional.cross_entropy(functional.linear(x.mean((2, 3)), next(left), next(left)), labels)
+
+    return loss
+
+
+LOSSES: dict[str, Callable[[int], Loss]] = {
+    "linear": linear,
+    "mlp": mlp,
+    "resnet50": resnet50,
+}

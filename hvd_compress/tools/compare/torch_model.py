@@ -1,0 +1,57 @@
+"""Training in PyTorch, whatever reduces the gradients."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from hvd_compress.tools.compare.training import Setting, Training
+
+
+class TorchModel:
+    """A model in training: the part of a `Trainer` of PyTorch that does not communicate."""
+
+    compression: Any
+
+    def build(self, make: Callable[[Setting], Training], setting: Setting) -> Training:
+        torch.manual_seed(setting.seed)
+        self._training = make(setting)
+        self._plain = self._training.optimizer
+        self._before = copy.deepcopy([self._training.model.state_dict(), self._plain.state_dict()])
+        self._seed = 1000 * (setting.seed + 1) + setting.rank
+        return self._training
+
+    def step_alone(self, batch: Any) -> None:
+        self._plain.zero_grad()
+        self._training.loss(self._training.model, batch).backward()
+        self._clip()
+        self._plain.step()
+
+    def restart(self) -> None:
+        """Undo the steps made alone."""
+        model = self._training.model
+        model.load_state_dict(self._before[0])
+        self._plain.load_state_dict(self._before[1])
+        torch.manual_seed(self._seed)
+
+    def _clip(self) -> None:
+        if self._training.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self._training.model.parameters(), self._training.clip)
+
+    def evaluate(self) -> float:
+        model = self._training.model
+        model.eval()
+        with torch.no_grad():
+            found = float(self._training.evaluate(model))
+        model.train()
+        return found
+
+    def learning_rate(self) -> float:
+        return float(self._plain.param_groups[0]["lr"])
+
+    def weights(self) -> Iterator[npt.NDArray[Any]]:
+        return (p.detach().cpu().numpy() for p in self._training.model.parameters() if p.requires_grad)

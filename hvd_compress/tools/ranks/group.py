@@ -1,0 +1,54 @@
+"""A rank of `torch.distributed`, started by torchrun or, where Horovod is measured beside it, by horovodrun."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore  # as torch.distributed exports it, but with a type
+
+
+class GroupRank:
+    """A rank; see `hvd_compress.tools.ranks.rank.Rank`."""
+
+    def __init__(self, specs: Sequence[str]) -> None:
+        local_rank, local_size = _begin() if "LOCAL_WORLD_SIZE" in os.environ else _begin_by_horovod(specs)
+        self.rank: int = dist.get_rank()
+        self.size: int = dist.get_world_size()
+        self.reads_device: bool = local_rank == 0 and self.size > local_size
+
+    def gather(self, values: list[float]) -> list[list[float]]:
+        """Return the values of all ranks."""
+        found: list[list[float]] = [[]] * self.size
+        dist.all_gather_object(found, values)
+        return found
+
+    def gather_text(self, text: str) -> list[str]:
+        """Return the texts of all ranks."""
+        found = [""] * self.size
+        dist.all_gather_object(found, text)
+        return found
+
+
+def _begin() -> tuple[int, int]:
+    """Make the process group; give the rank within the node and the number of ranks there."""
+    dist.init_process_group("gloo")
+    return int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+
+
+def _begin_by_horovod(specs: Sequence[str]) -> tuple[int, int]:
+    """The same among Horovod's ranks, over the network that Horovod uses."""
+    import horovod.torch as hvd
+
+    from hvd_compress.tools.ranks.rank import Rank
+
+    Rank(hvd, specs)
+    if interface := os.environ.get("HOROVOD_GLOO_IFACE"):
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    host = socket.gethostbyname(os.environ.get("HOROVOD_HOSTNAME", "localhost"))
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False) if hvd.rank() == 0 else None
+    host, port = hvd.broadcast_object((host, store.port if store else 0))
+    dist.init_process_group("gloo", store=store or TCPStore(host, port), rank=hvd.rank(), world_size=hvd.size())
+    return hvd.local_rank(), hvd.local_size()
