@@ -22,6 +22,9 @@ from hvd_compress.wrappers.router import Routable
 
 _JOB, _HOST, _NODES = "job", "host", "ranks per node"
 
+_WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_forward_module"}
+"""Parts of parameter names that wrappers add: `torch.compile`, checkpointing, FSDP and Lightning Fabric."""
+
 _BITS = 24
 """Bits of a digest, so that sums of squares over many ranks fit int64."""
 
@@ -39,6 +42,7 @@ def describe(method: Routable, merge: Merge, gradients: Sequence[Gradient], worl
     Raises:
         UnsupportedError: If the job is elastic and the method hierarchical.
     """
+    names = unwrapped(g.name for g in gradients)
     nodes: dict[str, Any] = {}
     if method.hierarchical:
         if elastic():
@@ -49,7 +53,7 @@ def describe(method: Routable, merge: Merge, gradients: Sequence[Gradient], worl
         "method": to_spec(method),
         "merge": merge,
         "restored state": restored,
-        "parameters": [[g.name, list(g.shape), g.dtype] for g in gradients],
+        "parameters": [[name, list(g.shape), g.dtype] for name, g in zip(names, gradients, strict=True)],
         **nodes,
         _HOST: os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname(),
         _JOB: secrets.randbits(40),  # leaves the user's random generators untouched
@@ -122,12 +126,24 @@ def refuse_momentum(method: Routable, of_optimizer: Callable[[], float]) -> None
         )
 
 
+def unwrapped(names: Iterable[str]) -> list[str]:
+    """Return the parameter names of a model without what wrappers add to them.
+
+    So a job resumes, and agrees with others, whether or not its model is compiled, checkpointed or within a module
+    that keeps it as ``module``.
+    """
+    bare = [".".join(part for part in name.split(".") if part not in _WRAPPERS) for name in names]
+    while bare and all(name.startswith("module.") for name in bare):
+        bare = [name.removeprefix("module.") for name in bare]
+    return bare
+
+
 def label(gradients: Sequence[Gradient]) -> str:
     """Return a short name for a list of parameters, the same on all ranks; part of the names of its collectives.
 
     Only the last two parts of a name count: Keras 3 prepends the model's name, but not for a loaded model.
     """
-    names = ["/".join(g.name.split("/")[-2:]) for g in gradients]
+    names = ["/".join(name.split("/")[-2:]) for name in unwrapped(g.name for g in gradients)]
     return f"{zlib.crc32(json.dumps(names).encode()):08x}"
 
 

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 
-from hvd_compress.bucketing import Merge, check_merge
+from hvd_compress.bucketing import Gradient, Merge, check_merge
+from hvd_compress.checkpoint.agreement import unwrapped
 from hvd_compress.checkpoint.resharding import Former, Kept, Leaves, redistribute
 from hvd_compress.core.collectives import World
 from hvd_compress.core.state_tree import OF_PART, Kind, Per, Role, kinds
 from hvd_compress.errors import SpecError, StateError
 from hvd_compress.ops.numpy import NumpyOps
 
-FORMAT = "hvd_compress/2"
+FORMAT = "hvd_compress/3"
+
+_LOG = logging.getLogger("hvd_compress")
 
 Buckets: TypeAlias = Mapping[str, Leaves]
 """States of a session: leaves by bucket."""
+
+Parameter: TypeAlias = tuple[str, tuple[int, ...]]
+"""Name, without what wrappers add to it, and shape."""
 
 
 class SavedSession(NamedTuple):
@@ -36,6 +43,7 @@ class SavedSession(NamedTuple):
         shared: Checksum of leaves that must be equal on all ranks, from `fingerprint`.
         came: How the gradient of each parameter arrived in the first step, if buckets depend on it.
         local_size: Number of ranks on each node.
+        gradients: Its parameters; empty if they are known by the session's name alone, as in direct calls.
     """
 
     rank: int
@@ -48,6 +56,7 @@ class SavedSession(NamedTuple):
     shared: int = 0
     came: Sequence[int] | None = None
     local_size: int = 1
+    gradients: Sequence[Gradient] = ()
 
 
 class Saved(NamedTuple):
@@ -93,6 +102,7 @@ def to_dict(saved: Saved, convert: Callable[[Any], Any]) -> dict[str, Any]:
             "buckets": {
                 key: {path: convert(leaf) for path, leaf in leaves.items()} for key, leaves in session.buckets.items()
             },
+            "gradients": [[g.name, list(g.shape), g.dtype, g.device] for g in session.gradients],
         }
         for name, session in saved.sessions.items()
     }
@@ -131,6 +141,10 @@ def from_dict(state: Any, convert: Callable[[Any], Any]) -> Saved:
                 int(session["shared"]),
                 None if session["came"] is None else [int(one) for one in session["came"]],
                 int(session["local_size"]),
+                tuple(
+                    Gradient(str(parameter), tuple(map(int, shape)), str(dtype), str(device))
+                    for parameter, shape, dtype, device in session["gradients"]
+                ),
             )
             for name, session in state["sessions"].items()
         }
@@ -154,11 +168,19 @@ class Restorable(Protocol):
     def world(self) -> World:
         """Ranks that it exchanges with."""
 
+    @property
+    def gradients(self) -> Sequence[Gradient]:
+        """Its parameters; empty if its name alone tells whose states are its own."""
+
     def by_bucket(self, saved: SavedSession | None = None) -> Mapping[str, Kept]:
-        """Return the states of all buckets, or initial states for the buckets of a saved state."""
+        """Return the states of all buckets, or initial states for the buckets of a saved state.
+
+        Raises:
+            StateError: If the saved state has other parameters or buckets, and cannot be restored.
+        """
 
     def restore(self, saved: SavedSession) -> None:
-        """Restore states that have been checked."""
+        """Restore states that have been checked; if they are of other parameters, those that both have."""
 
 
 class Loaded:
@@ -166,6 +188,7 @@ class Loaded:
 
     def __init__(self) -> None:
         self._saved: list[Saved] = []
+        self._taken: dict[str, set[Parameter]] = {}
 
     def put(self, saved: Sequence[Saved], method: str) -> None:
         """Replace the waiting states by those of one or all ranks.
@@ -183,7 +206,7 @@ class Loaded:
 
     def names(self) -> set[str]:
         """Return the names of the sessions with waiting states."""
-        return {name for saved in self._saved for name in saved.sessions}
+        return {name for saved in self._saved for name in saved.sessions} - self._taken.keys()
 
     def find(self, name: str, fresh: Mapping[str, Kept], world: World) -> SavedSession | None:
         """Return the waiting state of a session; None if there is none.
@@ -200,19 +223,60 @@ class Loaded:
     def give(self, sessions: Mapping[str, Restorable]) -> set[str]:
         """Restore the waiting states of sessions, all or none, and return the names of the restored ones.
 
-        Raises:
-            StateError: If a state does not match.
-        """
-        found = {name: self.find(name, s.by_bucket(self._first(name)), s.world) for name, s in sessions.items()}
-        given = {name: saved for name, saved in found.items() if saved is not None}
-        for name, saved in given.items():
-            sessions[name].restore(saved)
-            self.forget(name)
-        return set(given)
+        A session without a state of its own gets one with most of its parameters: its model has a layer more, or its
+        parameters were divided among optimizers in another way.
 
-    def _first(self, name: str) -> SavedSession | None:
-        """Return the waiting state of a session of any one rank; None if there is none."""
-        return next((saved.sessions[name] for saved in self._saved if name in saved.sessions), None)
+        Raises:
+            StateError: If a state does not match, or a state and a session are left that have no parameter in common.
+        """
+        source = {name: name for name in self.names() & sessions.keys()}
+        others = {name: self._related(s, source) for name, s in sessions.items() if name not in source and s.gradients}
+        related = {name: other for name, other in others.items() if other}
+        self._check_left({*source, *related.values()}, [sessions[name] for name in others.keys() - related.keys()])
+        found = {name: self._found(other, sessions[name]) for name, other in (source | related).items()}
+        for name, saved in found.items():
+            sessions[name].restore(saved)
+            if name in related:
+                self._note_taken(related[name], sessions[name])
+            else:
+                self.forget(name)
+        return set(found)
+
+    def _related(self, session: Restorable, owned: Collection[str]) -> str:
+        """Return the name of the state with most parameters of a session; empty if none has half of them or its own."""
+        mine, counts = set(parameters_of(session.gradients)), {"": 0}
+        for name in sorted(self._taken.keys() | self.names() - set(owned)):
+            theirs = set(parameters_of(self._first(name).gradients)) - self._taken.get(name, set())
+            if self._first(name).merge is not None and 2 * len(mine & theirs) >= min(len(mine), len(theirs)):
+                counts[name] = len(mine & theirs)
+        return max(counts, key=counts.__getitem__)
+
+    def _check_left(self, claimed: Collection[str], strangers: Sequence[Restorable]) -> None:
+        """Refuse a session that finds nothing while there are states that nobody claims."""
+        left = [one for name in sorted(self.names() - set(claimed)) if (one := self._first(name)).gradients]
+        if left and strangers:
+            refuse_other_parameters(left[0].gradients, strangers[0].gradients)
+
+    def _found(self, name: str, session: Restorable) -> SavedSession:
+        """Return a waiting state as it is on this rank."""
+        return restored(self._saved, name, session.by_bucket(self._first(name)), session.world)
+
+    def _note_taken(self, name: str, session: Restorable) -> None:
+        """Note which parameters of a state have found a session, and warn of those of the session that have not."""
+        mine, theirs = parameters_of(session.gradients), set(parameters_of(self._first(name).gradients))
+        self._taken[name] = self._taken.get(name, set()) | (theirs & set(mine))
+        new = [one.name for one, this in zip(session.gradients, mine, strict=True) if this not in theirs]
+        if new and session.world.rank == 0:
+            _LOG.warning(
+                "the loaded state has nothing for %d of %d parameters, whose residuals begin at zero: %s",
+                len(new),
+                len(mine),
+                ", ".join(map(repr, new[:5])) + (", ..." if len(new) > 5 else ""),
+            )
+
+    def _first(self, name: str) -> SavedSession:
+        """Return the waiting state of a session of any one rank."""
+        return next(saved.sessions[name] for saved in self._saved if name in saved.sessions)
 
     def join(self, method: str, world: World, sessions: Mapping[str, SavedSession]) -> Saved:
         """Return the state to save: that of the given sessions, and the states that still wait.
@@ -227,12 +291,41 @@ class Loaded:
         own: dict[str, SavedSession] = {}
         carried: list[Saved] = []
         for part in self._saved:
-            waiting = {name: session for name, session in part.sessions.items() if name not in sessions}
+            waiting = {n: one for n, one in part.sessions.items() if n not in sessions and n not in self._taken}
             if (part.rank, part.size) == (world.rank, world.size):
                 own |= waiting
             elif waiting and part.rank % world.size == world.rank:
                 carried.append(part._replace(sessions=waiting))
         return Saved(method, world.rank, world.size, {**own, **sessions}, tuple(carried))
+
+
+def parameters_of(gradients: Sequence[Gradient]) -> list[Parameter]:
+    """Return what tells parameters apart, in their order."""
+    names = unwrapped(one.name for one in gradients)
+    return [(name, tuple(one.shape)) for name, one in zip(names, gradients, strict=True)]
+
+
+def refuse_other_parameters(saved: Sequence[Gradient], own: Sequence[Gradient]) -> NoReturn:
+    """Reject a state of other parameters than those of an optimizer or model.
+
+    Raises:
+        StateError: Always.
+    """
+    raise StateError(
+        f"the loaded state is of {_some(saved)}, but the model has {_some(own)}: resume with the model that was saved,"
+        " give a model that is new a compression object of its own, or start without loading (residuals begin at zero)"
+    )
+
+
+def same_parameters(saved: SavedSession, own: Sequence[Gradient]) -> bool:
+    """Return whether a saved session has the parameters of a session, in the same order."""
+    return not saved.gradients or parameters_of(saved.gradients) == parameters_of(own)
+
+
+def _some(gradients: Sequence[Gradient]) -> str:
+    """Describe a list of parameters by the first few."""
+    names = ", ".join(f"{one.name!r} {tuple(one.shape)}" for one in gradients[:3])
+    return f"{len(gradients)} parameters ({names}{', ...' if len(gradients) > 3 else ''})"
 
 
 def restored(saved: Sequence[Saved], name: str, fresh: Mapping[str, Kept], world: World) -> SavedSession:

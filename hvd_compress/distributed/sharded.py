@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from hvd_compress.bucketing import Gradient, Planned, gradient
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.resharding import Kept
-from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint
+from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint, refuse_other_parameters, same_parameters
 from hvd_compress.core.bucket import Bucket, Shape
 from hvd_compress.core.collectives import AllReduce, State, World
 from hvd_compress.core.state_tree import flatten, kinds
@@ -323,6 +323,11 @@ class ShardedReducer:
         self._settle()
         return list(self._states())
 
+    @property
+    def gradients(self) -> Sequence[Gradient]:
+        """The parameters."""
+        return self._facts
+
     def saved(self) -> SavedSession:
         """Return copies of the states of all buckets."""
         self._settle()
@@ -330,15 +335,24 @@ class ShardedReducer:
         shared = fingerprint(buckets, {name: kinds(unit.bucket.state) for name, unit in self._units.items()})
         world = self.world
         return SavedSession(
-            world.rank, world.size, self.steps, buckets, job=self.job, shared=shared, local_size=world.local_size
+            world.rank,
+            world.size,
+            self.steps,
+            buckets,
+            job=self.job,
+            shared=shared,
+            local_size=world.local_size,
+            gradients=self.gradients,
         )
 
     def by_bucket(self, saved: SavedSession | None = None) -> dict[str, Kept]:
         """Return the states of all buckets.
 
         Raises:
-            StateError: If the saved state is of another number of ranks.
+            StateError: If the saved state is of other parameters, or of another number of ranks.
         """
+        if saved is not None and not same_parameters(saved, self.gradients):
+            refuse_other_parameters(saved.gradients, self.gradients)
         if saved is not None and saved.size != self.world.size:
             raise StateError(
                 f"this state of a sharded model was saved on {saved.size} ranks, and cannot be restored on"

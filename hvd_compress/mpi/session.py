@@ -105,7 +105,14 @@ class Session:
         shared = fingerprint(buckets, dict(zip(kept, map(kinds, self.states), strict=True)))
         world = self._transport.world
         return SavedSession(
-            world.rank, world.size, self.steps, buckets, job=self.job, shared=shared, local_size=world.local_size
+            world.rank,
+            world.size,
+            self.steps,
+            buckets,
+            job=self.job,
+            shared=shared,
+            local_size=world.local_size,
+            gradients=self.gradients,
         )
 
     def restore(self, saved: SavedSession) -> None:

@@ -30,7 +30,7 @@ from hvd_compress.tensorflow.caller import Call
 from hvd_compress.tensorflow.elastic import step_by_step
 from hvd_compress.tensorflow.handshake import Question
 from hvd_compress.tensorflow.lineage import Lineage
-from hvd_compress.tensorflow.session import Ready, Session, describe, name_of
+from hvd_compress.tensorflow.session import CallSession, Ready, Session, describe, name_of
 from hvd_compress.tensorflow.tally import Tally
 from hvd_compress.tensorflow.transport import GraphTransport
 from hvd_compress.wrappers.measure import vnmse
@@ -257,13 +257,14 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
         facts = [describe(gradient, parameter) for gradient, parameter in pairs]
         label = agreement.label(facts)
         name = f"{label}_{next(self._memo.ordinals.setdefault(label, count()))}"
-        session = Session(
-            self.method, self.merge, facts, _first(pairs), GraphTransport.of(call.process_set), self.tally
-        )
+        kind = CallSession if call.direct else Session
+        session = kind(self.method, self.merge, facts, _first(pairs), GraphTransport.of(call.process_set), self.tally)
         self.sessions[name] = session
         fresh = session.create()
-        restored = self._memo.loaded.give({name: session})
-        self._memo.lineage.add(session, key[1:], fresh and not restored)
+        loaded, lineage = self._memo.loaded, self._memo.lineage
+        follows = lineage.has_any(key[1:]) and name not in loaded.names()
+        restored = not follows and loaded.give({name: session})
+        lineage.add(session, key[1:], fresh and not restored)
         self._memo.names[key] = name
         variables = [parameter for _, parameter in pairs if not isinstance(parameter, str)]
         left = {_number(variable) for variable in variables}

@@ -26,6 +26,10 @@ class Lineage:
         self._numbers: dict[Hashable, int] = {}
         self._next = count()
 
+    def has_any(self, names: Sequence[Hashable]) -> bool:
+        """Return whether a session has any of these variables."""
+        return bool(self._numbers.keys() & set(names))
+
     def add(self, heir: Session, names: Sequence[Hashable], fresh: bool) -> None:
         """Add a session, which takes over what earlier ones of the same ranks kept.
 

@@ -15,7 +15,7 @@ from hvd_compress.bucketing import PRECISION, Gradient, Merge, Planned, gradient
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.elastic import Membership
 from hvd_compress.checkpoint.resharding import Kept
-from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint
+from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint, refuse_other_parameters, same_parameters
 from hvd_compress.core.collectives import State, World
 from hvd_compress.core.lowering import lower
 from hvd_compress.core.state_tree import Kind, flatten, kinds, unflatten
@@ -61,12 +61,14 @@ class _Fixed:
     """Arguments of a session; a plain object, as checkpoints track the lists and modules of a module.
 
     Attributes:
+        gradients: The parameters.
         plan: The buckets.
         question: Whether all ranks compress these gradients alike; None in elastic jobs.
         membership: The ranks of an elastic job.
         tally: Counts steps and bytes.
     """
 
+    gradients: list[Gradient]
     plan: list[Planned]
     question: Question | None
     membership: Membership
@@ -118,7 +120,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
             if method.hierarchical:
                 question.meanwhile(transport.connect)
         membership = Membership(zlib.crc32(agreement.label(gradients).encode()))
-        self._fixed = _Fixed(plan(gradients, method, merge), question, membership, tally)
+        self._fixed = _Fixed(gradients, plan(gradients, method, merge), question, membership, tally)
         self.transport = transport
         # The same on ranks whose models differ in part, so that they meet and are told.
         self._key = min(("/".join(g.name.split("/")[-2:]) for g in gradients), default="")
@@ -131,6 +133,11 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
     def world(self) -> World:
         """The ranks that take part."""
         return self.transport.world
+
+    @property
+    def gradients(self) -> Sequence[Gradient]:
+        """The parameters; none for direct calls."""
+        return self._fixed.gradients
 
     def create(self) -> bool:
         """Make the variables. Whoever tracks the session must do so before, so that a checkpoint can restore them.
@@ -218,7 +225,16 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         steps, job = outside_of_graphs(lambda: (int(self.steps.numpy()), int(self.job.numpy())))
         shared = fingerprint(buckets, self.kinds())
         world = self.world
-        return SavedSession(world.rank, world.size, steps, buckets, job=job, shared=shared, local_size=world.local_size)
+        return SavedSession(
+            world.rank,
+            world.size,
+            steps,
+            buckets,
+            job=job,
+            shared=shared,
+            local_size=world.local_size,
+            gradients=self.gradients,
+        )
 
     def restore(self, saved: SavedSession) -> None:
         """Take over a state that has been checked."""
@@ -226,8 +242,13 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         self.write(saved.buckets)
 
     def by_bucket(self, saved: SavedSession | None = None) -> dict[str, Kept]:
-        """Return the state by the keys of the buckets, of which there is only one partition."""
-        del saved
+        """Return the state by the keys of the buckets, of which there is only one partition.
+
+        Raises:
+            StateError: If the saved state is of other parameters.
+        """
+        if saved is not None and not same_parameters(saved, self.gradients):
+            refuse_other_parameters(saved.gradients, self.gradients)
         return {kept.bucket.key: kept for kept in self.kept(range(self._count))}
 
     def meet(self) -> None:
@@ -330,6 +351,12 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         pieces = zip(ops.split(exchange.total, bucket.sizes), bucket.shapes, strict=True)
         changes = [(variables[path], leaf) for path, leaf in flatten(exchange.state).items()]
         return [tf.reshape(piece, shape) for piece, shape in pieces], changes, sent
+
+
+class CallSession(Session):
+    """The exchange of a direct call, whose state belongs to its name."""
+
+    gradients = ()
 
 
 def precision(gradient: Tensor) -> str:

@@ -13,7 +13,13 @@ from torch import Tensor
 from hvd_compress.bucketing import Gradient, Merge, gradient, merged_sizes, pin, plan, start
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.resharding import Kept, divisible, inherit
-from hvd_compress.checkpoint.state_dict import SavedSession
+from hvd_compress.checkpoint.state_dict import (
+    Parameter,
+    SavedSession,
+    parameters_of,
+    refuse_other_parameters,
+    same_parameters,
+)
 from hvd_compress.core.collectives import State, World
 from hvd_compress.core.state_tree import flatten
 from hvd_compress.errors import SpecError, StateError, UnknownParameterError
@@ -69,6 +75,7 @@ class Buckets:
         fixed: The user's partition; None with autotuning.
         partition: The current partition.
         layout: The buckets, and the place of each gradient.
+        gradients: The parameters.
 
     Raises:
         GradientError: If a parameter's dtype cannot be compressed.
@@ -81,7 +88,7 @@ class Buckets:
         self.layout = Layout([], {}, 0)
         self._method = method
         self._parameters = {key: weakref.ref(tensor) for key, _, tensor in members}
-        self._gradients = [
+        self.gradients = [
             gradient(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), str(p.device)) for _, name, p in members
         ]
         self._lent: set[int] = set()
@@ -126,7 +133,7 @@ class Buckets:
         """Return the exchanged gradients with their keys."""
         return [
             (key, one._replace(late=came[key] == Came.LATE))
-            for key, one in zip(self._parameters, self._gradients, strict=True)
+            for key, one in zip(self._parameters, self.gradients, strict=True)
             if came[key] != Came.NEVER
         ]
 
@@ -168,7 +175,7 @@ class Buckets:
 
     def name(self, key: int) -> str:
         """Return the name of a member."""
-        return self._gradients[self.keys.index(key)].name
+        return self.gradients[self.keys.index(key)].name
 
     def states(self) -> list[State]:
         """Return the states of all buckets."""
@@ -212,13 +219,27 @@ class Buckets:
         return [Kept(keys[one], one.bucket, one.method, flatten(one.state)) for one in self.layout.buckets]
 
     def restore(self, saved: SavedSession) -> None:
-        """Restore checked states, in their partition."""
+        """Restore checked states, in their partition; if they are of other parameters, those that both have."""
+        if not same_parameters(saved, self.gradients):
+            self._adopt(saved)
+            return
         if saved.came is not None:
             self.begin(self._came_before(saved))
         if saved.merge is not None and saved.merge != self.partition:
             self.lay_out(saved.merge)
         for one in self.layout.buckets:
             one.write(saved.buckets[one.bucket.key])
+
+    def _adopt(self, saved: SavedSession) -> None:
+        """Begin with the states of the parameters that a saved session has as well."""
+        kept = [one._replace(leaves=saved.buckets[one.bucket.key]) for one in self.by_key(saved).values()]
+        came = dict(zip(parameters_of(saved.gradients), map(Came, saved.came or []), strict=False))
+        self.begin({key: came.get(one, Came.IN_BACKWARD) for one, key in self._keys_of().items()})
+        for bucket, mine in zip(self.layout.buckets, self.by_key().values(), strict=True):
+            bucket.write(inherit(mine, kept))
+
+    def _keys_of(self) -> dict[Parameter, int]:
+        return dict(zip(parameters_of(self.gradients), self._parameters, strict=True))
 
     def _came_before(self, saved: SavedSession) -> dict[int, Came]:
         """Return when gradients arrived in the first step of a saved job.
@@ -234,6 +255,17 @@ class Buckets:
             )
         return dict(zip(self._parameters, came, strict=True))
 
+    def _present_before(self, saved: SavedSession) -> list[tuple[int | None, Gradient]]:
+        """Return the exchanged gradients of a saved session of other parameters, with their keys if they are here."""
+        keys = self._keys_of()
+        return [
+            (keys.get(parameter), one._replace(late=came == Came.LATE))
+            for parameter, one, came in zip(
+                parameters_of(saved.gradients), saved.gradients, saved.came or [], strict=True
+            )
+            if came != Came.NEVER
+        ]
+
     def by_key(self, saved: SavedSession | None = None) -> dict[str, Kept]:
         """Return the states of all buckets by key, or initial states for the buckets of a saved state.
 
@@ -243,16 +275,22 @@ class Buckets:
         if saved is None or saved.merge is None:
             kept = [one._replace(leaves=b.read()) for one, b in zip(self.kept(), self.layout.buckets, strict=True)]
             return {one.bucket.key: one for one in kept}
-        present = [one for _, one in self._present(self._came_before(saved))]
+        same = same_parameters(saved, self.gradients)
+        present = self._present(self._came_before(saved)) if same else self._present_before(saved)
         try:
-            planned = plan(present, self._method, saved.merge)
+            planned = plan([one for _, one in present], self._method, saved.merge)
         except SpecError as error:
             raise StateError(
                 f"the saved buckets do not match the model ({error}): resume with the model that was saved"
             ) from error
         states = [one.method.init(NumpyOps(), one.bucket, self.world) for one in planned]
-        kept = [Kept(p.members, p.bucket, p.method, flatten(s)) for p, s in zip(planned, states, strict=True)]
-        if self.fixed not in (None, saved.merge) and not all(map(divisible, kept)):
+        kept = [
+            Kept([present[i][0] for i in p.members], p.bucket, p.method, flatten(s))
+            for p, s in zip(planned, states, strict=True)
+        ]
+        if not (same or all(map(divisible, kept))):
+            refuse_other_parameters(saved.gradients, self.gradients)
+        if same and self.fixed not in (None, saved.merge) and not all(map(divisible, kept)):
             raise StateError(
                 f"this state was saved with merge={saved.merge!r}, but merge is {self.fixed!r} now, and the state of"
                 f" {to_spec(self._method)} cannot move to other buckets: take merge={saved.merge!r}"

@@ -184,8 +184,9 @@ class ReducingCompressor(Saving, Made):
         return list(self._registry)
 
     def _restored(self, reducer: Reducer) -> Reducer:
-        """Restore the loaded state of a reducer, if any, and return the reducer."""
-        self._loaded.give({reducer.label: reducer})
+        """Restore the loaded state of a new reducer, if any, unless it has taken over that of another; return it."""
+        if not reducer.steps or reducer.label in self._loaded.names():
+            self._loaded.give({reducer.label: reducer})
         return reducer
 
 

@@ -109,4 +109,4 @@ def place_of(names: Iterable[str]) -> str:
 
     Different models still share it in most cases, while two optimizers of a model share no name.
     """
-    return min(names, default="")
+    return min(agreement.unwrapped(names), default="")

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hvd_compress.bucketing import Merge, pin
+from hvd_compress.bucketing import Gradient, Merge, pin
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.elastic import Membership
 from hvd_compress.checkpoint.resharding import Kept
-from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint
+from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint, same_parameters
 from hvd_compress.core.collectives import AllGather, AllReduce, State, World
 from hvd_compress.core.state_tree import kinds
 from hvd_compress.core.transport import Renewable
@@ -143,6 +143,11 @@ class Reducer:
     def world(self) -> World:
         """Ranks that take part."""
         return self.transport.world
+
+    @property
+    def gradients(self) -> Sequence[Gradient]:
+        """The parameters of an optimizer or model; none for direct calls."""
+        return self._buckets.gradients if self._replaces else ()
 
     @property
     def buckets(self) -> Sequence[BucketState]:
@@ -372,11 +377,21 @@ class Reducer:
         shared = fingerprint(buckets, {one.bucket.key: kinds(one.state) for one in self.buckets})
         world = self.world
         return SavedSession(
-            world.rank, world.size, self.steps, buckets, partition, search, self.job, shared, came, world.local_size
+            world.rank,
+            world.size,
+            self.steps,
+            buckets,
+            partition,
+            search,
+            self.job,
+            shared,
+            came,
+            world.local_size,
+            self.gradients,
         )
 
     def restore(self, saved: SavedSession) -> None:
-        """Restore checked states, and their partition unless ``merge`` fixes another one."""
+        """Restore checked states, and their partition unless ``merge`` fixes another one or parameters have changed."""
         self._buckets.restore(saved)
         if saved.came is not None:
             self._tune()
@@ -384,7 +399,7 @@ class Reducer:
         self._due, self._counted, self._next = not agreement.elastic(), False, None
         if self._buckets.fixed is not None:
             self._buckets.change(self._buckets.fixed)
-        elif self._tuner is not None:
+        elif self._tuner is not None and same_parameters(saved, self.gradients):
             self._tuner.resume(saved.search)
             if self._tuner.cuts is not None:
                 self._buckets.change(pin(self._tuner.cuts))

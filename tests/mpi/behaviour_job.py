@@ -168,7 +168,7 @@ def a_state_that_does_not_fit_changes_nothing() -> None:
     broken = {path: np.zeros(3) for path in session["buckets"][key]}
     zeros = {path: np.zeros_like(leaf) for path, leaf in session["buckets"]["b0"].items()}
     changes: list[tuple[dict[str, Any], str]] = [
-        ({"format": "hvd_compress/1"}, "this version of hvd_compress reads 'hvd_compress/2' only"),
+        ({"format": "hvd_compress/1"}, "this version of hvd_compress reads 'hvd_compress/3' only"),
         ({"method": "int8"}, "this state belongs to 'int8'"),
         ({"sessions": {"other": session}}, "of a model with other gradients than ['w', 'h'"),
         ({"sessions": {name: {**session, "rank": SIZE, "size": SIZE + 1}}}, f"saved on rank {SIZE} of {SIZE + 1}"),

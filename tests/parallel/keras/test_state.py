@@ -77,3 +77,14 @@ def test_a_damaged_file_changes_nothing(tmp_path_factory: pytest.TempPathFactory
         Compression.int8().load(folder)
     tf.nest.map_structure(np.testing.assert_array_equal, before, session.read())
     job.run(range(2, 3))
+
+
+def test_a_state_of_another_model_is_an_error_that_names_both(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = everyone(str(tmp_path_factory.mktemp("other")))[0]
+    small = Tape("topk:ratio=0.02", lambda f: f, small_model()).run(1)
+    small.compression.save(folder)
+    everyone("all have saved")
+    other = Tape("topk:ratio=0.02", lambda f: f, small_model(8, 40))
+    other.compression.load(folder)
+    with pytest.raises(StateError, match=r"the loaded state is of \d parameters .*, but the model has \d parameters"):
+        other.run(1)
