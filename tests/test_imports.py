@@ -147,6 +147,7 @@ KNOWN = {
     "tools.plan.rates": {"torch"},
     "tools.compare.tasks.torch_tasks": {"torch"},
     "tools.compare.tasks.torch_lm": {"torch"},
+    "tools.compare.tasks.torch_transformer": {"torch"},
     "tools.compare.tasks.keras_tasks": {"tensorflow"},
 }
 """The frameworks that a module, or those of a folder, may import; all others may import none."""

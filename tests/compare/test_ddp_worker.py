@@ -15,12 +15,12 @@ from hvd_compress.tools.compare.job import Job
 pytestmark = pytest.mark.jobs
 
 
-def run(worker: str, spec: str, folder: Path, ranks: int = 2) -> dict[str, Any]:
+def run(worker: str, spec: str, folder: Path, ranks: int = 2, task: str = "tiny:build") -> dict[str, Any]:
     """The outcome of a training."""
     log = folder / f"{worker}-{spec[:4]}-{ranks}"
     launcher: Launcher = "torchrun" if worker == "ddp" else "gloo"
     log.touch()
-    job = Job("tiny:build", spec, seed=3, log=str(log))
+    job = Job(task, spec, seed=3, log=str(log))
     execute(["-m", WORKERS[worker], job.to_json()], Where(0, "unlimited", ranks, launcher), lambda: None, 200)
     found: dict[str, Any] = json.loads(log.read_text().splitlines()[-1])["outcome"]
     return found
@@ -38,5 +38,9 @@ def test_it_trains_as_with_horovod(spec: str, tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.long
 def test_a_rank_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_horovod: None) -> None:
+    """And a schedule that stops it half-way."""
     monkeypatch.chdir(Path(__file__).parent)
-    assert not run("ddp", "topk:ratio=0.05", tmp_path, ranks=1)["diverged"]
+    found = run("ddp", "topk:ratio=0.05", tmp_path, ranks=1, task="tiny:halt")
+    assert not found["diverged"] and found["goal"]["lr"] == 0.05
+    metrics = {step: metric for step, _, metric in found["curve"]}
+    assert metrics[0] < metrics[20] == metrics[40]

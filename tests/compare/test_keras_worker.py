@@ -43,9 +43,13 @@ def alone(seed: int) -> list[float]:
     training = tiny_keras.build(Setting(seed=seed))
     model, variables = training.model, training.model.trainable_variables
     found = [training.evaluate(model)]
+    steps = 0
     batches = iter([batch for epoch in range(training.epochs) for batch in training.batches(epoch)])
+    assert training.schedule is not None
     while some := list(islice(batches, training.every)):
         for batch in some:
+            training.optimizer.learning_rate = 2.0 * training.schedule(steps / 16)
+            steps += 1
             with tf.GradientTape() as tape:
                 loss = training.loss(model, batch)
             gradients = [tf.convert_to_tensor(gradient) for gradient in tape.gradient(loss, variables)]

@@ -1,4 +1,4 @@
-"""The language model: what it is asked, what it knows, and what it remembers."""
+"""The language models: what they are asked, what they know, and what they remember."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from hvd_compress.errors import SpecError
 from hvd_compress.lab import Setting, Training
 from hvd_compress.tools.compare.tasks.torch_lm import LanguageModel
 from hvd_compress.tools.compare.tasks.torch_lm import lm as build
+from hvd_compress.tools.compare.tasks.torch_transformer import transformer, warm_up_and_cosine
 
 VOCABULARY = 30
 
@@ -79,3 +80,37 @@ def test_options_of_the_language_model() -> None:
     for name, value in {"hiden": "3", "vocabulary": "2", "dropout": "1", "words": "9999", "hidden": "0"}.items():
         with pytest.raises(SpecError):
             build(Setting(options={name: value}))
+
+
+def test_the_transformer_guesses_each_byte_of_the_sources_from_those_before_alone() -> None:
+    torch.manual_seed(0)
+    training = transformer(Setting(options={"layers": "2", "width": "32", "steps": "2"}))
+    inputs, targets = next(iter(training.batches(0)))
+    assert inputs.shape == targets.shape == (32, 64)
+    torch.testing.assert_close(inputs[:, 1:], targets[:, :-1])
+    assert sum(bytes(row.tolist()).count(b"self") for row in inputs) > 0
+    with torch.no_grad():
+        assert training.evaluate(training.model) == pytest.approx(math.log(256), rel=0.05)
+        before = training.model(inputs)
+        changed = inputs.clone()
+        changed[:, 40] = 255 - changed[:, 40]
+        same = (training.model(changed) == before).all(dim=2)
+    assert same[:, :40].all() and not same[:, 40:].any()
+
+
+def test_a_text_of_bytes_is_any_file(tmp_path: Path) -> None:
+    path = tmp_path / "bytes"
+    path.write_bytes(bytes(range(256)) * 50)
+    options = {"layers": "1", "width": "32", "batch": "4"}
+    inputs, _ = next(iter(transformer(Setting(data=str(path), options=options)).batches(0)))
+    assert all((row[1:] - row[:-1]).remainder(256).tolist().count(1) > 50 for row in inputs)
+    path.write_bytes(b"short")
+    for name, message in ((path, "has 5 bytes of text"), (tmp_path / "none", "there is no such file")):
+        with pytest.raises(SpecError, match=message):
+            transformer(Setting(data=str(name), options=options))
+
+
+def test_the_learning_rate_of_the_transformer_rises_then_falls() -> None:
+    rates = [warm_up_and_cosine(step / 100) for step in range(101)]
+    assert rates[0] == 0 and rates[100] == 0 and max(rates) == rates[10] > 0.97
+    assert rates[:11] == sorted(rates[:11]) and rates[10:] == sorted(rates[10:], reverse=True)

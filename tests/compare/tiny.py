@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import torch
 
@@ -50,6 +51,11 @@ def tell(path: str) -> None:
 def explode(setting: Setting) -> Training:
     """The same with a learning rate that no model survives."""
     return build(setting._replace(lr=1e30))
+
+
+def halt(setting: Setting) -> Training:
+    """The same with a learning rate of 0 in the second half."""
+    return replace(build(setting), schedule=lambda part: float(part < 0.5))
 
 
 def break_off(setting: Setting) -> Training:

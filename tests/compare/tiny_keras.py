@@ -37,8 +37,9 @@ def build(setting: Setting) -> Training:
         return float(loss(model, (tf.constant(x), tf.constant(y))))
 
     return Training(
-        model, optimizer, batches, loss, evaluate, metric="loss", higher_is_better=False, epochs=2, every=4, clip=0.1
-    )
+        model, optimizer, batches, loss, evaluate, metric="loss", higher_is_better=False, epochs=2, every=4, clip=0.1,
+        schedule=lambda part: 1 - part,
+    )  # fmt: skip
 
 
 def stubborn(setting: Setting) -> Training:

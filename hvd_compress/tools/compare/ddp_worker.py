@@ -19,7 +19,7 @@ class DDPTrainer(GroupRank, TorchModel):
         self._wrapped = DistributedDataParallel(self._training.model)
         self.compression = Compression.parse(spec, **merged(spec, job))
         if self.size > 1:
-            self.compression.register(self._wrapped)
+            self.compression.register(self._wrapped, optimizer=self._plain)
 
     def step(self, batch: Any) -> float:
         self._plain.zero_grad()

@@ -43,6 +43,7 @@ class KerasTrainer(KerasRank):
         tf.keras.utils.set_random_seed(setting.seed)
         self._training = make(setting)
         self._before = self._training.model.get_weights()
+        self._rate = self.learning_rate()
         self._seed = 1000 * (setting.seed + 1) + setting.rank
         optimizer = self._training.optimizer
         self._alone = self._stepping(type(optimizer).from_config(optimizer.get_config()), lambda tape: tape)
@@ -97,6 +98,9 @@ class KerasTrainer(KerasRank):
 
     def learning_rate(self) -> float:
         return float(self._training.optimizer.learning_rate)
+
+    def scale_rate(self, factor: float) -> None:
+        self._training.optimizer.learning_rate = factor * self._rate
 
     def weights(self) -> Iterator[npt.NDArray[Any]]:
         return (variable.numpy() for variable in self._training.model.trainable_variables)

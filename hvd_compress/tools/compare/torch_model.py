@@ -22,6 +22,7 @@ class TorchModel:
         self._training = make(setting)
         self._plain = self._training.optimizer
         self._before = copy.deepcopy([self._training.model.state_dict(), self._plain.state_dict()])
+        self._rates = [group["lr"] for group in self._plain.param_groups]
         self._seed = 1000 * (setting.seed + 1) + setting.rank
         return self._training
 
@@ -52,6 +53,10 @@ class TorchModel:
 
     def learning_rate(self) -> float:
         return float(self._plain.param_groups[0]["lr"])
+
+    def scale_rate(self, factor: float) -> None:
+        for group, rate in zip(self._plain.param_groups, self._rates, strict=True):
+            group["lr"] = factor * rate
 
     def weights(self) -> Iterator[npt.NDArray[Any]]:
         return (p.detach().cpu().numpy() for p in self._training.model.parameters() if p.requires_grad)

@@ -51,6 +51,8 @@ class Training:
         epochs: How many there are, unless the user says.
         every: Steps from one evaluation to the next.
         clip: The largest norm of the reduced gradient; longer ones are scaled down. None for no limit.
+        schedule: From the part of the training that is done, 0 at its first step and 1 after its last, to a factor of
+            the learning rate; None for a constant one.
     """
 
     model: Any
@@ -65,3 +67,4 @@ class Training:
     epochs: int = 10
     every: int = 20
     clip: float | None = None
+    schedule: Callable[[float], float] | None = None

@@ -64,6 +64,9 @@ class Trainer(Protocol):
     def learning_rate(self) -> float:
         """Return the learning rate of the optimizer's first parameters."""
 
+    def scale_rate(self, factor: float) -> None:
+        """Set the learning rate to this multiple of that at the start."""
+
     def weights(self) -> Iterator[npt.NDArray[Any]]:
         """Return the parameters that are trained."""
 
@@ -115,6 +118,7 @@ class Run:
         self._clock = Clock(trainer.reads_device)
         self._curve: list[Point] = []
         self._loss = 0.0
+        self._step = 0
 
     def begin(self) -> None:
         """Measure computing alone; from then on gradients are exchanged."""
@@ -161,7 +165,7 @@ class Run:
     def measure(self) -> None:
         """Make some steps to measure the error of the compressed sums."""
         for batch in islice(self._batches(), self._job.measured):
-            self._trainer.step(batch)
+            self._make_step(batch)
         self._log.add("vnmse", self._trainer.compression.stats().vnmse)
 
     def train(self) -> None:
@@ -179,10 +183,16 @@ class Run:
         made = 0
         with self._clock.running():
             while made < self._training.every and (batch := next(batches, None)) is not None:
-                self._loss = self._trainer.step(batch)
+                self._make_step(batch)
                 made += 1
             self._trainer.gather([0.0])  # the others' steps are part of the time
         return made
+
+    def _make_step(self, batch: Any) -> None:
+        if self._training.schedule is not None:
+            self._trainer.scale_rate(self._training.schedule(self._step / self._goal.steps))
+        self._loss = self._trainer.step(batch)
+        self._step += 1
 
     def _look(self, step: int) -> bool:
         """Evaluate; return whether to go on, on which all ranks agree."""

@@ -20,11 +20,18 @@ TASKS = {
     "fashion": "a CNN of 3.2 million parameters on Fashion-MNIST (options batch, test)",
     "lm": "a word-level LSTM on the text --data FILE, in PyTorch only (options vocabulary, hidden, dropout, batch,"
     " words, test)",
+    "transformer": "a byte-level transformer with AdamW on Python's own sources, or --data FILE, in PyTorch only"
+    " (options layers, width, heads, context, batch, steps, test, beta1, beta2, decay)",
 }
 """The tasks that this package has, with a line of description each."""
 
 _PLACES = {
-    "torch": {"digits": "torch_tasks:digits", "fashion": "torch_tasks:fashion", "lm": "torch_lm:lm"},
+    "torch": {
+        "digits": "torch_tasks:digits",
+        "fashion": "torch_tasks:fashion",
+        "lm": "torch_lm:lm",
+        "transformer": "torch_transformer:transformer",
+    },
     "keras": {"digits": "keras_tasks:digits", "fashion": "keras_tasks:fashion"},
 }
 """Modules and functions of the tasks of this package, by framework."""

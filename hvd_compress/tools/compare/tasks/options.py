@@ -49,6 +49,29 @@ class LmOptions(NoOptions):
         check_range("words", self.words, f"at least {LEAST}, or 0 for all", self.words == 0 or self.words >= LEAST)
 
 
+@dataclass(frozen=True)
+class TransformerOptions(NoOptions):
+    """The options of ``transformer``."""
+
+    layers: int = 3
+    width: int = 128
+    heads: int = 4
+    context: int = 64  # Bytes that the model sees at once
+    batch: int = 32  # Windows of so many bytes in a step, of all ranks together
+    steps: int = 300  # Steps of an epoch
+    test: int = 32_768  # Bytes that the model is evaluated on, of the twentieth of the text that it is not trained on
+    beta1: float = 0.9  # AdamW's momentum; methods with momentum of their own train with 0
+    beta2: float = 0.999
+    decay: float = 0.1  # AdamW's weight decay
+
+    def __post_init__(self) -> None:
+        _at_least_1(self, "layers", "width", "heads", "context", "batch", "steps")
+        check_range("width", self.width, f"a multiple of heads={self.heads}", self.width % self.heads == 0)
+        for name in ("beta1", "beta2"):
+            check_range(name, getattr(self, name), "at least 0 and less than 1", 0 <= getattr(self, name) < 1)
+        check_range("decay", self.decay, "at least 0", self.decay >= 0)
+
+
 def read(kind: type[Options], task: str, given: Mapping[str, str]) -> Options:
     """Read the options of a task.
 

@@ -1,8 +1,9 @@
-"""Texts as numbers, one for each word, and how they are dealt out to ranks."""
+"""Texts as numbers, one for each word or byte, and how they are dealt out to ranks."""
 
 from __future__ import annotations
 
 import re
+import sysconfig
 from array import array
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ _BLOCK, _PERIOD = 500, 20
 """The last of each 20 blocks of 500 words is for testing."""
 LEAST = _BLOCK * _PERIOD
 """Words of a text, so that there is something to test on."""
+BYTES = 256
+"""How many different bytes there are."""
 
 _EXAMPLE = (
     "a text is a file in UTF-8, for example the King James Bible: apt-get install bible-kjv, then bible -f"
@@ -63,7 +66,7 @@ def read(path: str, vocabulary: int, most: int = 0) -> Text:
     found, numbers = _numbered(content, most)
     if len(numbers) < LEAST:
         raise SpecError(f"{path} has {len(numbers)} words, and the task needs {LEAST} at least; {_EXAMPLE}")
-    testing = np.arange(len(numbers)) // _BLOCK % _PERIOD == _PERIOD - 1
+    testing = _testing(numbers)
     counts = np.bincount(numbers[~testing], minlength=len(found))
     counts[END] = len(numbers)  # these two are always there
     counts[UNKNOWN] = len(numbers) + 1
@@ -73,6 +76,32 @@ def read(path: str, vocabulary: int, most: int = 0) -> Text:
     renumbered[kept] = np.arange(len(kept))
     numbers = renumbered[numbers]
     return Text([found[one] for one in kept], numbers[~testing], numbers[testing])
+
+
+def read_bytes(path: str) -> Text:
+    """Read a text as bytes, which need no vocabulary.
+
+    Args:
+        path: The file; empty for the modules of Python's standard library, in the order of their names.
+
+    Raises:
+        SpecError: If there is no such file, or it is too short.
+    """
+    if path and not Path(path).is_file():
+        raise SpecError(f"data={path!r} is not allowed: there is no such file; without it, Python's sources are read")
+    files = [Path(path)] if path else sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    numbers = np.frombuffer(b"".join(file.read_bytes() for file in files), np.uint8)
+    if len(numbers) < LEAST:
+        where = path or sysconfig.get_path("stdlib")
+        raise SpecError(f"{where} has {len(numbers)} bytes of text, and the task needs {LEAST} at least: --data FILE")
+    testing = _testing(numbers)
+    return Text([chr(one) for one in range(BYTES)], numbers[~testing], numbers[testing])
+
+
+def _testing(numbers: Arr) -> Arr:
+    """Return which words are for testing."""
+    found: Arr = np.arange(len(numbers)) // _BLOCK % _PERIOD == _PERIOD - 1
+    return found
 
 
 def _numbered(content: str, most: int) -> tuple[list[str], Arr]:
