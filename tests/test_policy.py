@@ -14,6 +14,7 @@ from hvd_compress.core.collectives import Array, Exchanging, State, World
 from hvd_compress.core.lockstep import lockstep
 from hvd_compress.core.state_tree import residual_of
 from hvd_compress.errors import SpecError
+from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method, Wrapper
 from hvd_compress.methods.cast import Dense, Half
 from hvd_compress.methods.powersgd import PowerSGD
@@ -236,3 +237,14 @@ def test_delay_is_an_option() -> None:
 def test_stages_must_grow(ends: list[int]) -> None:
     with pytest.raises(SpecError, match="stages end at steps"):
         Schedule(TopK(), tuple(Stage(end, Dense()) for end in ends))
+
+
+def test_a_residual_that_holds_most_of_a_gradient_is_a_momentum() -> None:
+    lagging = {"topk", "gtopk", "threshold", "sidco", "topkc", "scalecom", "randomk", "blockk", "onebit", "efsignsgd"}
+    assert {name for name in REGISTRY if parse(name).adds_momentum} == lagging
+    routers = [parse(f"topk:{option}") for option in ("warmup=8", "hierarchical=on", "every=9", "measure=on")]
+    routers += [by_name({"head": parse("none"), "*": parse("topk")}), phases({0: parse("none"), 9: parse("topk")})]
+    assert all(router.adds_momentum for router in routers)
+    assert not any(
+        parse(spec).adds_momentum for spec in ("topk:feedback=off", "topk:feedback=ef21", "qsgd:feedback=on")
+    )

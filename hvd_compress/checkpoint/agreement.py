@@ -5,7 +5,9 @@ A mismatch would deadlock the job, or sum unrelated gradients.
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import os
 import secrets
 import socket
@@ -19,6 +21,11 @@ from hvd_compress.core.collectives import World
 from hvd_compress.errors import DisagreementError, UnsupportedError
 from hvd_compress.spec import to_spec
 from hvd_compress.wrappers.router import Routable
+
+_LOG = logging.getLogger("hvd_compress")
+
+_MOST_BETA = 0.5
+"""Largest first beta of Adam with which methods that lag keep the loss."""
 
 _JOB, _HOST, _NODES = "job", "host", "ranks per node"
 
@@ -136,6 +143,27 @@ def unwrapped(names: Iterable[str]) -> list[str]:
     while bare and all(name.startswith("module.") for name in bare):
         bare = [name.removeprefix("module.") for name in bare]
     return bare
+
+
+def warn_of_adam(method: Routable, of_optimizer: Callable[[], float], rank: int) -> None:
+    """Warn once, on rank 0, if Adam adds its momentum to that of a residual.
+
+    Args:
+        method: The method.
+        of_optimizer: Returns the first beta of the optimizer, 0 if it has none; called only if it matters.
+        rank: Of this process.
+    """
+    if rank == 0 and method.adds_momentum and (beta := of_optimizer()) > _MOST_BETA:
+        _warn_once(
+            f"{to_spec(method)} sends most of a gradient in later steps, which acts as a momentum: with that of Adam on"
+            f" top, whose first beta is {beta:g}, training loses much; give the optimizer betas=(0.0, b2), in Keras"
+            " beta_1=0 (measured: 'With AdamW' in docs/methods.md)"
+        )
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    _LOG.warning("%s", text)
 
 
 def label(gradients: Sequence[Gradient]) -> str:

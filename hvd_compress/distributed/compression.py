@@ -25,7 +25,7 @@ from hvd_compress.spec import to_spec
 from hvd_compress.torch.buckets import Member, facts_of
 from hvd_compress.torch.compressor import ReducingCompressor, Session, parse
 from hvd_compress.torch.handshake import Handshake, place_of
-from hvd_compress.torch.optimizers import Optimizers, as_list, momentum
+from hvd_compress.torch.optimizers import Optimizers, as_list, first_beta, momentum
 from hvd_compress.torch.passthrough import Passthrough
 from hvd_compress.torch.reducer import Reducer, Ticket
 from hvd_compress.torch.registry import Registry
@@ -126,7 +126,7 @@ class DistributedCompressor(ReducingCompressor):
                 summed over them with compression, by any method, while the reduce-scatter within a replica stays as it
                 is. None to compress the reduce-scatter, which only some methods support.
             optimizer: The optimizer of the model, or all of them. With it, momentum that the method does not support
-                is an error.
+                is an error, and Adam's where it costs loss is warned of.
 
         Returns:
             This compressor.
@@ -157,6 +157,7 @@ class DistributedCompressor(ReducingCompressor):
         """Return the optimizers of a model, after checking that the method supports them."""
         found = as_list(optimizer, model.parameters())
         agreement.refuse_momentum(self.method, lambda: momentum(found))
+        agreement.warn_of_adam(self.method, lambda: first_beta(found), dist.get_rank())
         if self.method.needs_plain_sgd and not found and not self._warned:
             self._warned = True
             _LOG.warning(

@@ -59,6 +59,7 @@ class Method(ABC):
             ``"no"``, or the parameters that make it so; without error feedback.
         retains: Whether error feedback is possible: `exchange` can return what it did not send, and never sends more
             than the input.
+        lags: Whether error feedback sends most of a gradient in later steps, which acts as a momentum.
         linear: Whether the exchange is one sum-allreduce of a linear, stateless function of the gradient. Horovod may
             then scale that sum itself, so the payload is the gradient's own allreduce.
         boundary: Whether it can also compress messages between pipeline stages.
@@ -82,6 +83,7 @@ class Method(ABC):
     memory: ClassVar[Mapping[str, Any]] = {}
     unbiasedness: ClassVar[str] = "no"
     retains: ClassVar[bool] = False
+    lags: ClassVar[bool] = False
     linear: ClassVar[bool] = False
     boundary: ClassVar[bool] = False
     matrixwise: ClassVar[bool] = False
@@ -102,6 +104,11 @@ class Method(ABC):
     @property
     def needs_plain_sgd(self) -> bool:
         """Whether the optimizer must be without momentum: the method has its own, or does not support any."""
+        return False
+
+    @property
+    def adds_momentum(self) -> bool:
+        """Whether it has error feedback that `lags`, so that Adam's own momentum costs loss."""
         return False
 
     @property
@@ -195,6 +202,10 @@ class Wrapper(Method):
     @property
     def needs_plain_sgd(self) -> bool:
         return self.inner.needs_plain_sgd
+
+    @property
+    def adds_momentum(self) -> bool:
+        return self.inner.adds_momentum
 
     @property
     def hierarchical(self) -> bool:

@@ -36,6 +36,7 @@ class BlockK(Method):
     collective = "allreduce"
     keeps = "step count"
     feedback = True
+    lags = True
     retains = True
 
     ratio: float = 0.01

@@ -14,6 +14,7 @@ class _OneBit(Quantised):
     """One bit per coordinate, and scales per block."""
 
     feedback = True
+    lags = True
     serves_feedback = True
 
     block: int = 8192

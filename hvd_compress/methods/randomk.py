@@ -46,6 +46,7 @@ class RandomK(Method):
     keeps = "step count"
     unbiasedness = "with unbiased=on"
     feedback = True
+    lags = True
     retains = True
 
     ratio: float = 0.01

@@ -45,6 +45,7 @@ class ScaleCom(Method):
     collective = "2 allreduces (indices, values)"
     keeps = "step count"
     feedback = True
+    lags = True
     retains = True
     memory: ClassVar[Mapping[str, Any]] = {"lowpass": 0.1}
 

@@ -41,6 +41,7 @@ class Sparse(Method):
     family = "sparse"
     collective = "allgather"
     feedback = True
+    lags = True
     retains = True
     ragged: ClassVar[bool] = True
     """Whether ranks send different numbers of coordinates; the number then takes 32 bits of the payload."""

@@ -44,6 +44,7 @@ class TopKC(Method):
     compared = ("topkc:ratio=0.5", "topkc:ratio=0.125", "topkc:ratio=0.0156")
     collective = "3 allreduces (max, norms, values)"
     feedback = True
+    lags = True
     retains = True
 
     ratio: float = 0.01

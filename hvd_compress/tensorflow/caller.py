@@ -112,12 +112,24 @@ def makes_an_optimizer() -> bool:
 
 def momentum(optimizer: Any) -> float:
     """The momentum of an optimizer (of Adam and its kin, the first beta); 0 for none."""
-    if optimizer is None:
-        return 0.0
-    with tf.init_scope():  # a legacy optimizer keeps it in a variable
-        config = optimizer.get_config()
-        config = config.get("inner_optimizer", {}).get("config", config)  # of a LossScaleOptimizer of Keras 3
+    config = _config(optimizer)
     return float(config.get("momentum", config.get("beta_1", 0.0)))
+
+
+def first_beta(optimizer: Any) -> float:
+    """The first beta of Adam and its kin; 0 for other optimizers, and those that cannot tell."""
+    with contextlib.suppress(NotImplementedError):
+        return float(_config(optimizer).get("beta_1", 0.0))
+    return 0.0
+
+
+def _config(optimizer: Any) -> dict[str, Any]:
+    if optimizer is None:
+        return {}
+    with tf.init_scope():  # a legacy optimizer keeps it in a variable
+        config: dict[str, Any] = optimizer.get_config()
+    found: dict[str, Any] = config.get("inner_optimizer", {}).get("config", config)  # of a LossScaleOptimizer
+    return found
 
 
 def checked(call: Call | None) -> Call:

@@ -218,6 +218,7 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
         present = _dense(call)
         assert call.parameters is not None
         agreement.refuse_momentum(self.method, lambda: caller.momentum(call.optimizer))
+        agreement.warn_of_adam(self.method, lambda: caller.first_beta(call.optimizer), self._world().rank)
         with call.graph.as_default() if call.graph is not None else contextlib.nullcontext():
             gradients = [_shaped(call.gradients[i], call.parameters[i]) for i in present]
             session = self._session(call, [(g, call.parameters[i]) for i, g in zip(present, gradients, strict=True)])

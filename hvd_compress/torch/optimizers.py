@@ -55,6 +55,12 @@ def parameters_of(owner: Any) -> list[Tensor]:
     return [parameter for group in owner.param_groups for parameter in group["params"]]
 
 
+def first_beta(optimizers: Iterable[Any]) -> float:
+    """Return the largest first beta of the optimizers' parameter groups; 0 if none is of Adam or its variants."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return max((float(group.get("betas", (0,))[0]) for group in groups), default=0.0)
+
+
 def momentum(optimizers: Iterable[Any]) -> float:
     """Return the largest momentum of the optimizers' parameter groups (for Adam and its variants, the first beta)."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]

@@ -53,6 +53,13 @@ class ErrorFeedback(Wrapper):
         check_range("decay", self.decay, "in (0, 1]", 0 < self.decay <= 1)
         check_range("lowpass", self.lowpass, "in (0, 1]", 0 < self.lowpass <= 1)
 
+    @property
+    def adds_momentum(self) -> bool:
+        method = self.inner
+        while isinstance(method, Wrapper):
+            method = method.inner
+        return method.lags
+
     def init(self, ops: Ops, bucket: Bucket, world: World) -> ErrorFeedbackState:
         return ErrorFeedbackState(ops.zeros((bucket.numel,), bucket.dtype), self.inner.init(ops, bucket, world))
 

@@ -39,6 +39,11 @@ class Router(ABC):
         return self.core.needs_plain_sgd
 
     @property
+    def adds_momentum(self) -> bool:
+        """Whether Adam's own momentum costs loss; see `Method.adds_momentum`."""
+        return self.core.adds_momentum
+
+    @property
     def hierarchical(self) -> bool:
         """Whether a method is hierarchical; see `Method.hierarchical`."""
         return self.core.hierarchical
@@ -127,6 +132,10 @@ class ByName(Router):
         return any(router.needs_plain_sgd for _, router in self.rules)
 
     @property
+    def adds_momentum(self) -> bool:
+        return any(router.adds_momentum for _, router in self.rules)
+
+    @property
     def hierarchical(self) -> bool:
         return any(router.hierarchical for _, router in self.rules)
 
@@ -156,6 +165,10 @@ class ByStep(Router):
     @property
     def needs_plain_sgd(self) -> bool:
         return any(router.needs_plain_sgd for _, router in self.phases)
+
+    @property
+    def adds_momentum(self) -> bool:
+        return any(router.adds_momentum for _, router in self.phases)
 
     @property
     def hierarchical(self) -> bool:

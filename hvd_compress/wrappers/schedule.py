@@ -172,6 +172,10 @@ class Phases(Method):
         return any(method.needs_plain_sgd for _, method in self.phases)
 
     @property
+    def adds_momentum(self) -> bool:
+        return any(method.adds_momentum for _, method in self.phases)
+
+    @property
     def hierarchical(self) -> bool:
         return any(method.hierarchical for _, method in self.phases)
 

@@ -24,7 +24,7 @@ from hvd_compress.torch.horovod import caller
 from hvd_compress.torch.horovod.carriers import CarrierPool, Carriers
 from hvd_compress.torch.horovod.registry import CallRegistry
 from hvd_compress.torch.horovod.transport import HorovodTransport
-from hvd_compress.torch.optimizers import momentum
+from hvd_compress.torch.optimizers import first_beta, momentum
 from hvd_compress.torch.passthrough import Passthrough
 from hvd_compress.torch.reducer import Reducer, Ticket
 from hvd_compress.wrappers.router import Router
@@ -170,6 +170,7 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         if agreement.elastic() and caller.process_set(optimizer) is not caller.EVERYONE:
             agreement.refuse_elastic("process sets")
         agreement.refuse_momentum(self.method, lambda: momentum([optimizer]))
+        agreement.warn_of_adam(self.method, lambda: first_beta([optimizer]), self._world().rank)
         label = agreement.label([Gradient(name, (), "") for name, _ in members])
         reducer = self._make(
             [Member(id(p), name, p) for name, p in members],

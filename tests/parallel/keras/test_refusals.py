@@ -86,8 +86,18 @@ def test_momentum_twice(kind: Any) -> None:
         model.fit(*batches(1), batch_size=16, verbose=0)
 
 
-def test_an_optimizer_is_asked_only_where_it_matters() -> None:
-    """Some cannot tell their configuration."""
+@pytest.mark.parametrize(("kind", "beta"), [(tf.keras.optimizers.Adam, 0.93), (tf.keras.optimizers.legacy.Adam, 0.94)])
+def test_adam_beside_a_residual_is_warned_of(kind: Any, beta: float, caplog: pytest.LogCaptureFixture) -> None:
+    for one in (0.0, beta):
+        model = small_model()
+        optimizer = hvd_keras.DistributedOptimizer(kind(beta_1=one), compression=Compression.topk(ratio=0.1))
+        model.compile(optimizer=optimizer, loss=LOSS)
+        model.fit(*batches(1), batch_size=16, verbose=0)
+    assert caplog.text.count("first beta") == caplog.text.count(f"first beta is {beta:g}") == (hvd.rank() == 0)
+
+
+def test_an_optimizer_need_not_tell_its_configuration() -> None:
+    """Some cannot."""
 
     def get_config(self: Any) -> dict[str, Any]:
         raise NotImplementedError

@@ -412,6 +412,20 @@ def test_momentum_of_a_known_optimizer_is_refused_and_of_an_unknown_one_warned_o
     assert "register(model, optimizer=optimizer)" in said
 
 
+def test_adam_beside_a_residual_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    def register(spec: str, *betas: tuple[float, float]) -> None:
+        wrapped = DistributedDataParallel(make_model())
+        optimizers = [torch.optim.AdamW(wrapped.parameters(), betas=one) for one in betas]
+        Compression.parse(spec).register(wrapped, optimizer=optimizers)
+
+    for spec, beta in (("topk:ratio=0.1", 0.0), ("topk:ratio=0.1", 0.5), ("topk:feedback=off", 0.91), ("int8", 0.91)):
+        register(spec, (beta, 0.99))
+    assert "first beta" not in caplog.text
+    for _ in range(2):
+        register("topk:ratio=0.1", (0.0, 0.99), (0.91, 0.99))
+    assert caplog.text.count("first beta is 0.91") == (hvd.rank() == 0)
+
+
 def test_a_step_without_its_last_bucket_is_refused() -> None:
     options: dict[str, Any] = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
     with pytest.raises(UnsupportedError, match="skip_all_reduce_unused_params=False"):

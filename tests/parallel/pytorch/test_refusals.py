@@ -76,6 +76,15 @@ def test_momentum_once() -> None:
     Job("signum:beta=0").run(1)
 
 
+def test_adam_beside_a_residual_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    def run(beta: float) -> None:
+        Job("efsignsgd", optimizer=lambda model: torch.optim.Adam(model.parameters(), betas=(beta, 0.99))).run(2)
+
+    run(0.5)
+    run(0.92)
+    assert caplog.text.count("first beta") == caplog.text.count("first beta is 0.92") == (hvd.rank() == 0)
+
+
 def test_adasum() -> None:
     message = refused(Job("topk", op=hvd.Adasum), UnsupportedError)
     assert "op=hvd.Adasum is not supported with this compression" in message and "use op=hvd.Average" in message
