@@ -17,6 +17,9 @@ Each message names the parameter, its value, the allowed values and the cure.
 
 from __future__ import annotations
 
+BUILD_HOROVOD = "'hvd-compress doctor' prints the command that builds it for the frameworks that are installed"
+"""Cure for a Horovod that is missing."""
+
 
 class CompressionError(Exception):
     """Base class of all exceptions of this package."""

@@ -46,6 +46,17 @@ class Stats(NamedTuple):
         """Payload bytes per step, 0 before the first step."""
         return self.bytes_sent / max(self.steps, 1)
 
+    def __str__(self) -> str:
+        """Return the figures of one step, on average, in one line."""
+        steps = max(self.steps, 1)
+        given = self.gradient_bytes / steps
+        sent = [f"{self.bytes_per_step:,.0f} of {given:,.0f} bytes sent (ratio {self.ratio:.1f})"]
+        sent += [f"{self.bytes_inside / steps:,.0f} bytes within nodes"] if self.bytes_inside else []
+        times = {"encode": self.encode_seconds, "wait": self.wait_seconds, "decode": self.decode_seconds}
+        sent += [f"{name} {1000 * total / steps:.3g} ms" for name, total in times.items() if total is not None]
+        sent += [] if self.vnmse is None else [f"vNMSE {self.vnmse:.3g}"]
+        return f"{self.steps:,} steps; per step: {', '.join(sent)}"
+
 
 Phase = Literal["encode", "wait", "decode"]
 

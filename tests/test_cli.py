@@ -114,18 +114,14 @@ def test_specs_are_apart_by_commas() -> None:
 
 
 @pytest.mark.slow
-def test_in_a_pipe_and_without_its_packages() -> None:
-    """As a module, in a terminal of no width, it cuts no cell; what it needs is named."""
+def test_in_a_pipe() -> None:
+    """As a module, in a terminal of no width, it cuts no cell."""
     spec = "topk:ratio=0.01,values=fp16,min_size=100"
     variables = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     command = [sys.executable, "-m", "hvd_compress", "bench", "methods", spec, "--size", "1024", "--turns", "1"]
     done = subprocess.run(command, capture_output=True, text=True, env=variables, check=True)
     assert any(line.startswith(f"{spec} ") for line in done.stdout.splitlines())
     assert "vNMSE" in done.stdout and "\x1b" not in done.stdout
-    code = "import sys; sys.modules['rich'] = None; from hvd_compress.tools.cli import main; main()"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.returncode == 1
-    assert "pip install '.[bench]'" in result.stderr and "Traceback" not in result.stderr
 
 
 def test_the_version() -> None:

@@ -195,6 +195,16 @@ for adapter, extra in ADAPTERS.items():
         assert f"pip install '.[{extra}]'" in str(error), (adapter, str(error))
 """
 
+WITHOUT_HOROVOD = """
+import sys
+sys.modules["horovod"] = None
+import hvd_compress
+try:
+    from hvd_compress.torch import Compression
+except hvd_compress.CompressionError as error:
+    assert "hvd_compress.distributed" in str(error) and "doctor" in str(error) and "pip" not in str(error), str(error)
+"""
+
 
 def runs(code: str) -> None:
     """Run code in a new interpreter."""
@@ -210,6 +220,11 @@ def test_what_needs_no_framework_loads_none() -> None:
 
 def test_a_missing_framework_is_named_with_its_cure() -> None:
     runs(MISSING)
+
+
+@pytest.mark.slow
+def test_who_has_no_horovod_is_told_what_needs_none() -> None:
+    runs(WITHOUT_HOROVOD)
 
 
 def test_public_names() -> None:

@@ -33,3 +33,9 @@ def test_ratio() -> None:
     read = Meter(steps=2, gradient_bytes=100, bytes_sent=25).read(waits=False)
     assert (read.ratio, read.bytes_per_step, read.wait_seconds, read.steps) == (4.0, 12.5, None, 2)
     assert Meter().read(waits=True).bytes_per_step == 0
+
+
+def test_it_prints_what_a_step_costs() -> None:
+    assert str(Meter(steps=2, gradient_bytes=80_000, bytes_sent=2_000, encode=0.004).read(waits=True)) == (
+        "2 steps; per step: 1,000 of 40,000 bytes sent (ratio 40.0), encode 2 ms, wait 0 ms, decode 0 ms"
+    )

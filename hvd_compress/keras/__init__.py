@@ -14,15 +14,15 @@ Horovod's callbacks fail there, and its functions and its tape want TensorFlow's
 
 from __future__ import annotations
 
-from hvd_compress.errors import MissingPackageError
+from hvd_compress.errors import BUILD_HOROVOD, MissingPackageError
 
 try:
     import horovod.tensorflow
     import horovod.tensorflow.keras
 except ImportError as error:
     raise MissingPackageError(
-        f"hvd_compress.keras needs TensorFlow with Keras and a Horovod built for it ({error});"
-        " install them, in the clone of this package, with: pip install '.[tensorflow]'"
+        f"hvd_compress.keras needs TensorFlow with Keras and a Horovod built for it ({error}): install"
+        f" TensorFlow, in the clone of this package, with: pip install '.[tensorflow]'; for Horovod, {BUILD_HOROVOD}"
     ) from error
 
 from hvd_compress.keras.optimizer import DistributedOptimizer

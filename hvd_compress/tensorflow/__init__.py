@@ -10,14 +10,14 @@ Use::
 
 from __future__ import annotations
 
-from hvd_compress.errors import MissingPackageError
+from hvd_compress.errors import BUILD_HOROVOD, MissingPackageError
 
 try:
     import horovod.tensorflow
 except ImportError as error:
     raise MissingPackageError(
-        f"hvd_compress.tensorflow needs TensorFlow and a Horovod built for it ({error});"
-        " install them, in the clone of this package, with: pip install '.[tensorflow]'"
+        f"hvd_compress.tensorflow needs TensorFlow and a Horovod built for it ({error}): install"
+        f" TensorFlow, in the clone of this package, with: pip install '.[tensorflow]'; for Horovod, {BUILD_HOROVOD}"
     ) from error
 
 from hvd_compress.tensorflow.compression import Compression, TensorFlowCompressor

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hvd_compress.errors import MissingPackageError
+from hvd_compress.errors import BUILD_HOROVOD, MissingPackageError
 
 if TYPE_CHECKING:
     from hvd_compress.torch.horovod.compression import Compression, TorchCompressor
@@ -20,17 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["Compression", "TorchCompressor"]
 
 
-def _missing(error: ImportError) -> str:
-    return (
-        f"hvd_compress.torch needs PyTorch and a Horovod built for it ({error});"
-        " install them, in the clone of this package, with: pip install '.[torch]'"
-    )
-
-
 try:
     import torch
 except ImportError as error:
-    raise MissingPackageError(_missing(error)) from error
+    raise MissingPackageError(
+        f"hvd_compress.torch needs PyTorch ({error}); install it, in the clone of this package, with:"
+        " pip install '.[torch]'"
+    ) from error
 del torch
 
 if not TYPE_CHECKING:  # so that type checkers see the real types
@@ -42,7 +38,11 @@ if not TYPE_CHECKING:  # so that type checkers see the real types
         try:
             import horovod.torch
         except ImportError as error:
-            raise MissingPackageError(_missing(error)) from error
+            raise MissingPackageError(
+                f"hvd_compress.torch is for Horovod, and there is none for PyTorch here ({error}); for"
+                " DistributedDataParallel and FSDP2, which need none, import Compression from hvd_compress.distributed;"
+                f" for Horovod, {BUILD_HOROVOD}"
+            ) from error
         del horovod
         from hvd_compress.torch.horovod import compression
 

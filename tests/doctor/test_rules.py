@@ -28,6 +28,13 @@ CASES: list[tuple[Facts, str, str, str, list[str]]] = [
     (machine(horovod=None), "fault", "Horovod", "HOROVOD_WITH_PYTORCH=1", NEITHER),
     (machine(DDP, horovod=None), "note", "Horovod", "", ["ddp"]),
     (machine(DDP), "ok", "torch.distributed", "", [*BOTH, "ddp"]),
+    (
+        machine(DDP._replace(stage="horovod", error="ImportError: not built", against=None)),
+        "warning",
+        "Horovod for PyTorch",
+        "HOROVOD_WITH_PYTORCH=1",
+        ["tensorflow", "ddp"],
+    ),
     (machine(horovod="0.28.0"), "ok", "Horovod", "", BOTH),
     (machine(horovod="0.27.0"), "warning", "Horovod", "horovod==0.28.1", BOTH),
     (machine(horovod="0.29.0"), "warning", "Horovod", "horovod==0.28.1", BOTH),

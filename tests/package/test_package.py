@@ -99,13 +99,19 @@ def test_the_wheel(built: Path, tmp_path: Path) -> None:
         assert opened.read(f"{folder}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
     assert metadata["Version"] == hvd_compress.__version__
     needed = [name for name in metadata.get_all("Requires-Dist", []) if "extra ==" not in name]
-    assert {re.split(r"\W", name)[0] for name in needed} == {"numpy", "numba"}
+    assert {re.split(r"\W", name)[0] for name in needed} == {"numpy", "numba", "rich", "typer"}
+    assert not any(name.startswith("horovod") for name in metadata.get_all("Requires-Dist", []))
     assert {"torch", "tensorflow", "mpi", "cuda", "bench"} <= set(metadata.get_all("Provides-Extra", []))
     environment = Environment(tmp_path / "environment", wheel).add("numpy", "numba", "llvmlite")
     script = "import hvd_compress; print(hvd_compress.LocalWorld('topk', size=2).bytes_sent)"
     assert environment.run("python", "-c", script) == (0, "0")
+    lacks = ("torch", *TENSORFLOW, "horovod", "matplotlib", "sklearn")
+    environment = Environment(tmp_path / "command", wheel).add_all_but(*lacks)
     code, said = environment.run("hvd-compress", "methods")
-    assert code == 1 and "pip install '.[bench]'" in said
+    assert code == 0, said
+    assert "Compression cannot work here yet" in environment.run("hvd-compress", "doctor")[1]
+    code, said = environment.run("hvd-compress", "compare", "--output", str(tmp_path))
+    assert code == 1 and "pip install" in said
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from hvd_compress.errors import BoundaryError, MissingPackageError, SpecError, UnsupportedError
+from hvd_compress.errors import BUILD_HOROVOD, BoundaryError, MissingPackageError, SpecError, UnsupportedError
 from hvd_compress.pipeline.torch.end import silence
 from hvd_compress.pipeline.wire import Bytes
 
@@ -22,8 +22,7 @@ try:
     from horovod.common.exceptions import HorovodInternalError
 except ImportError as error:
     raise MissingPackageError(
-        f"link='horovod', and several replicas, need a Horovod built for PyTorch ({error}); install it,"
-        " in the clone of this package, with: pip install '.[torch]'"
+        f"link='horovod', and several replicas, need a Horovod built for PyTorch ({error}): {BUILD_HOROVOD}"
     ) from error
 
 _NAP = 0.0002

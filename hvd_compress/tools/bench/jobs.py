@@ -12,7 +12,7 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import Literal, NamedTuple
 
-from hvd_compress.errors import ClusterError, MissingPackageError, SpecError
+from hvd_compress.errors import BUILD_HOROVOD, ClusterError, MissingPackageError, SpecError
 from hvd_compress.tools.cluster import Cluster
 from hvd_compress.tools.cluster.job import Process, follow
 from hvd_compress.tools.cluster.rates import bits_per_second
@@ -180,7 +180,7 @@ def _require_horovod() -> None:
     except ImportError as error:
         raise MissingPackageError(
             f"Horovod starts these ranks and cannot be imported ({error}): add --framework ddp, without --controller,"
-            " --on and --against horovod, which needs PyTorch alone; or install Horovod (hvd-compress doctor says how)"
+            f" --on and --against horovod, which needs PyTorch alone; or {BUILD_HOROVOD}"
         ) from error
 
 

@@ -116,6 +116,10 @@ def _keras(framework: Framework) -> Finding:
 
 def _horovod_for(facts: Facts, framework: Framework) -> Iterator[Finding]:
     subject = f"Horovod for {framework.title}"
+    if framework.stage != "done" and framework.backends:
+        found = f"{_no_horovod(framework)}; hvd_compress.distributed needs none"
+        yield Finding("warning", subject, found, of_error(facts, framework))
+        return
     if framework.stage != "done":
         yield Finding("fault", subject, _no_horovod(framework), of_error(facts, framework))
         return
