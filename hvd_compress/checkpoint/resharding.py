@@ -164,13 +164,18 @@ def _joined(path: str, per: Per, fresh: Kept, formers: Sequence[Kept]) -> Any:
 def _places(path: str, per: Per, kept: Kept) -> dict[Any, slice]:
     """Return the slice of each parameter in a leaf that can be split."""
     bucket = kept.bucket
-    sizes = (
-        bucket.sizes
-        if per is Per.COORDINATE
-        else [_alone(kept.method, shape, bucket.dtype)[path] for shape in bucket.shapes]
-    )
-    ends = accumulate(sizes)
-    return {name: slice(end - size, end) for name, end, size in zip(kept.names, ends, sizes, strict=True)}
+    places = slices(bucket.sizes) if per is Per.COORDINATE else places_of(path, kept.method, bucket)
+    return dict(zip(kept.names, places, strict=True))
+
+
+def places_of(path: str, method: Method, bucket: Bucket) -> list[slice]:
+    """Return the slice of each gradient in a leaf that has one piece per gradient."""
+    return slices([_alone(method, shape, bucket.dtype)[path] for shape in bucket.shapes])
+
+
+def slices(sizes: Sequence[int]) -> list[slice]:
+    """Return the slices of pieces that follow each other."""
+    return [slice(end - size, end) for end, size in zip(accumulate(sizes), sizes, strict=True)]
 
 
 @cache

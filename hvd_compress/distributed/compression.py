@@ -70,6 +70,7 @@ class Registered:
         self.taken: list[tuple[Tensor, Ticket]] = []
         self.waiting: list[_Waiting] = []
         self.model = weakref.ref(model)
+        self.used = _used(model) if model.find_unused_parameters else None
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep nothing in a pickled model: PyTorch drops its hooks, so a compressor is registered again."""
@@ -87,6 +88,20 @@ class Registered:
                 "model.join(divide_by_initial_world_size=False) is not supported: PyTorch does not tell a communication"
                 " hook how many ranks have joined; leave divide_by_initial_world_size=True"
             )
+
+
+def _used(model: DistributedDataParallel) -> set[int]:
+    """Return a set that collects the keys of the parameters that backward passes use, as `model` itself sees it."""
+    used: set[int] = set()
+
+    def note(parameter: Tensor) -> None:
+        if parameter.grad is not None:  # as of an output that the loss does not depend on
+            used.add(id(parameter))
+
+    parameters: list[Any] = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
+    handles = [parameter.register_post_accumulate_grad_hook(note) for parameter in parameters]
+    weakref.finalize(model, lambda: [handle.remove() for handle in handles])
+    return used
 
 
 def _sparse(module: nn.Module) -> set[int]:
@@ -266,7 +281,8 @@ class DistributedCompressor(ReducingCompressor):
         future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
         registered.waiting.append(_Waiting(future, buffer))
         for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            registered.taken.append(reducer.add(id(parameter), grad))
+            used = registered.used is None or id(parameter) in registered.used
+            registered.taken.append(reducer.add(id(parameter), grad, used=used))
         return future
 
     @staticmethod
@@ -282,6 +298,8 @@ class DistributedCompressor(ReducingCompressor):
         taken, registered.taken = registered.taken, []
         for vote, ticket in taken:
             reducer.take(vote, ticket)
+        if registered.used is not None:
+            registered.used.clear()
         waiting, registered.waiting = registered.waiting, []
         for future, buffer in waiting:
             future.set_result(buffer)

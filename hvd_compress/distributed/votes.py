@@ -13,12 +13,16 @@ from hvd_compress.core.transport import Handle, Transport
 
 _NOTHING = torch.empty(0, device="cpu")
 
+_UNUSED, _USED, _BAD = 0, 1, 2
+"""Votes for a gradient; the largest one of all ranks counts."""
+
 
 class GroupVotes:
     """The votes of one step.
 
     As it begins, ranks tell whether they want to verify that all agree. Then no payload is started before all of them
-    know, so that collectives are in the same order on all ranks. As it ends, they tell which gradients are not finite.
+    know, so that collectives are in the same order on all ranks. As it ends, they tell which gradients are not finite
+    and which parameters they have used.
 
     Args:
         transport: Performs the collectives.
@@ -37,8 +41,9 @@ class GroupVotes:
         self._scale = scale
         self._count = count
         self._peaks: list[float | Tensor] = []
+        self._used: list[bool] = []
         self._asked = self._start(torch.tensor([int(asking)], device="cpu"), "sum")
-        self._any_bad: Handle | None = None
+        self._heard: Handle | None = None
         self._checked = False
 
     def _start(self, array: Tensor, op: str) -> Handle:
@@ -58,13 +63,14 @@ class GroupVotes:
     def _asks(self) -> bool:
         return bool(self._asked.result().item())
 
-    def give(self, peak: float | Tensor, call: Hashable = None) -> Tensor:
+    def give(self, peak: float | Tensor, call: Hashable = None, used: bool = True) -> Tensor:
         """Vote for a gradient; nothing travels yet."""
         self._peaks.append(peak)
+        self._used.append(used)
         return _NOTHING
 
     def check(self, carrier: Tensor, number: int) -> bool:
-        """Tell the other ranks whether all gradients of this one are finite; return whether a rank wants to verify."""
+        """Tell the other ranks of all gradients of this one; return whether a rank wants to verify."""
         self._checked = True
         if asks := self._asks():
             return asks  # ranks that differ do not meet here
@@ -72,19 +78,15 @@ class GroupVotes:
         return False
 
     def _vote(self) -> Handle:
-        if self._any_bad is None:
-            self._any_bad = self._start(self._bad().any().int().reshape(1), "max")
-        return self._any_bad
-
-    def _bad(self) -> Tensor:
-        """Return which gradients of this rank are not finite."""
-        device = next((peak.device for peak in self._peaks if isinstance(peak, Tensor)), None)
-        return ~torch.stack(
-            [torch.as_tensor(peak, dtype=torch.float32, device=device) for peak in self._peaks]
-        ).isfinite()
+        if self._heard is None:
+            device = next((peak.device for peak in self._peaks if isinstance(peak, Tensor)), None)
+            peaks = torch.stack([torch.as_tensor(one, dtype=torch.float32, device=device) for one in self._peaks])
+            used = _USED if all(self._used) else torch.tensor(self._used, device=device) * _USED
+            self._heard = self._start(torch.where(peaks.isfinite(), used, _BAD).to(torch.uint8), "max")
+        return self._heard
 
     def are_back(self) -> bool:
-        """Return whether it is known if all gradients of all ranks are finite."""
+        """Return whether the votes of all ranks are known."""
         return self._vote().done()
 
     @property
@@ -102,10 +104,13 @@ class GroupVotes:
 
     def factors(self) -> list[float]:
         """Return by what to multiply the sums of all gradients; nan where a rank had one that is not finite."""
-        if not self._vote().result().item():
-            return [self._scale] * len(self._peaks)
-        bad = self._start(self._bad().int(), "max").result().tolist()
-        return [math.nan if one else self._scale for one in bad]
+        return [math.nan if told == _BAD else self._scale for told in self._vote().result().tolist()]
+
+    def unused(self) -> list[int]:
+        """Return the indices of gradients whose parameter no rank has used, once all votes have been reduced."""
+        if all(self._used):
+            return []
+        return [number for number, told in enumerate(self._vote().result().tolist()) if told == _UNUSED]
 
     def assume(self) -> None:
         """Take it that all ranks are there: they are."""

@@ -52,6 +52,8 @@ class BucketExchange:
         self._grads: dict[int, Tensor] = {}
         self._missing = set(range(len(owner.spans)))
         self._frozen: list[int] = []
+        self._idle: list[int] = []
+        self._unused: list[int] = []
         self._flight: InFlight | None = None
         self._result: Exchange | None = None
         self.begun = False
@@ -62,7 +64,9 @@ class BucketExchange:
         """Whether the exchange has begun and not yet ended."""
         return self._flight is not None
 
-    def put(self, position: int, grad: Tensor, scale: float = 1.0, frozen: bool = False) -> float | Tensor:
+    def put(
+        self, position: int, grad: Tensor, scale: float = 1.0, frozen: bool = False, used: bool = True
+    ) -> float | Tensor:
         """Copy a gradient to its place; start the exchange after the last one.
 
         Args:
@@ -70,6 +74,7 @@ class BucketExchange:
             grad: The gradient.
             scale: Loss scale of the gradient.
             frozen: Whether its parameter is frozen: the gradient counts as zero, and its state is cleared.
+            used: Whether this rank has used its parameter; otherwise its residual stays for a later step.
 
         Returns:
             A number that is inf or nan if the gradient is not finite: a float on the CPU, else a scalar tensor.
@@ -80,10 +85,12 @@ class BucketExchange:
         if frozen:
             self._frozen.append(position)
             peak = self.ops.fill(buffer, span, torch.zeros_like(grad), scale)
-        elif self._residual is None:
+        elif self._residual is None or not used:
             peak = self.ops.fill(buffer, span, grad, scale)
         else:
             peak = self.ops.absorb(buffer, self._residual, span, grad, scale)
+        if not used:
+            self._idle.append(position)
         self._missing.remove(position)
         if not self._missing:
             self.start()
@@ -105,6 +112,7 @@ class BucketExchange:
             span = self._owner.spans[position]
             buffer[span] = 0 if self._residual is None else self._residual[span]
         state = self._owner.without(self._owner.state, self._frozen)
+        state = self._owner.without(state, self._idle, residual=True)
         if self._residual is None:
             self._buffer = None  # the method may overwrite it
         with exactly(self.ops.device):  # backward may run inside the user's autocast
@@ -149,10 +157,16 @@ class BucketExchange:
         """Commit the new state, or keep the one from before the step."""
         if commit:
             assert self._result is not None
-            self._owner.commit(self._owner.without(self._result.state, self._frozen))
+            state = self._owner.rejoined(self._result.state, self._idle, self._unused)
+            self._owner.commit(self._owner.without(state, self._frozen))
         if self._residual is not None and self._buffer is not None:
             self._owner.recycle(self._buffer, self._residual)
         self._residual = self._buffer = None
+
+    def leave(self, position: int) -> None:
+        """Leave a gradient and its state as they were before the step, as no rank has used its parameter."""
+        self._unused.append(position)
+        del self._grads[position]
 
     @property
     def can_deliver(self) -> bool:
@@ -171,7 +185,8 @@ class BucketExchange:
         """
         assert self._result is not None
         pieces = [(self._owner.spans[position], grad) for position, grad in self._grads.items()]
-        self.ops.deliver(self._result.total, pieces, factor)
+        if pieces:
+            self.ops.deliver(self._result.total, pieces, factor)
         self._result = self._result._replace(total=None)
         wide = getattr(torch, self.bucket.dtype)
         doubtful = [grad for _, grad in pieces if scaled or grad.dtype is not wide]

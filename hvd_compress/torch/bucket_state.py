@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hvd_compress.bucketing import Planned
+from hvd_compress.checkpoint.resharding import places_of, slices
 from hvd_compress.core.collectives import State, World
-from hvd_compress.core.state_tree import Per, flatten, kinds, unflatten
+from hvd_compress.core.state_tree import Kind, Per, Role, flatten, kinds, unflatten
 from hvd_compress.ops.torch_devices import torch_ops
 
 
@@ -33,10 +33,10 @@ class BucketState:
 
     def __init__(self, planned: Planned, device: torch.device, world: World) -> None:
         self.bucket, self.method = planned.bucket, planned.method
+        self._rank = world.rank
         self.ops = torch_ops(device)
         self.state: State = self.method.init(self.ops, self.bucket, world)
-        ends = accumulate(self.bucket.sizes)
-        self.spans = [slice(end - size, end) for end, size in zip(ends, self.bucket.sizes, strict=True)]
+        self.spans = slices(self.bucket.sizes)
         self._spare: Tensor | None = None
         self._before: State | None = None
 
@@ -72,16 +72,54 @@ class BucketState:
         self._before = None
         self.state = self.without(self.state, positions)
 
-    def without(self, state: State, positions: Sequence[int]) -> State:
-        """Return the state with the per-coordinate leaves of some gradients set to zero."""
+    def without(self, state: State, positions: Sequence[int], residual: bool = False) -> State:
+        """Return the state with the per-coordinate leaves of some gradients set to zero, or only their residual."""
         if not positions:
             return state
         leaves = flatten(state)
-        for path in [path for path, kind in kinds(state).items() if kind.per is Per.COORDINATE]:
-            leaves[path] = leaves[path].clone()
-            for position in positions:
-                leaves[path][self.spans[position]] = 0
+        for path, kind in kinds(state).items():
+            if kind.residual if residual else kind.per is Per.COORDINATE:
+                leaves[path] = leaves[path].clone()
+                for position in positions:
+                    leaves[path][self.spans[position]] = 0
         return unflatten(state, leaves)
+
+    def rejoined(self, state: State, idle: Sequence[int], unused: Sequence[int]) -> State:
+        """Return the state after a step in which some gradients took no part.
+
+        Args:
+            state: The state after an exchange in which the residual of these gradients was zero.
+            idle: Gradients that this rank had not: their residual is added to what the exchange has left.
+            unused: Those of them that no rank had: all of their state stays as it was before the step.
+        """
+        if not idle:
+            return state
+        if len(unused) == len(self.spans):
+            return self.state
+        leaves, before = flatten(state), flatten(self.state)
+        for path, kind in kinds(state).items():
+            kept = self._places(path, kind, unused)
+            added = self._places(path, kind, [one for one in idle if one not in unused]) if kind.residual else []
+            if kept or added:
+                leaves[path] = leaves[path].clone()
+            for place in kept:
+                leaves[path][place] = before[path][place]
+            for place in added:
+                leaves[path][place] += before[path][place]
+        return unflatten(state, leaves)
+
+    def _places(self, path: str, kind: Kind, positions: Sequence[int]) -> list[slice]:
+        """Return the slices of some gradients in a leaf; none if it is of the bucket as a whole."""
+        if kind.per is Per.GRADIENT:
+            places = places_of(path, self.method, self.bucket)
+            return [places[position] for position in positions]
+        spans = [self.spans[position] for position in positions]
+        if kind.role is Role.SERVED:
+            size = len(flatten(self.state)[path])
+            begin = self._rank * size
+            clipped = [(max(span.start - begin, 0), min(span.stop - begin, size)) for span in spans]
+            return [slice(start, stop) for start, stop in clipped if start < stop]
+        return spans if kind.per is Per.COORDINATE else []
 
     @staticmethod
     def _tensors(state: State) -> list[Tensor]:

@@ -181,7 +181,7 @@ class Reducer:
         return self.waiting > 0 and threading.get_ident() in self._threads
 
     def add(
-        self, key: int, grad: Tensor, call: Hashable = None, parameter: Tensor | None = None
+        self, key: int, grad: Tensor, call: Hashable = None, parameter: Tensor | None = None, used: bool = True
     ) -> tuple[Tensor, Ticket]:
         """Add a gradient.
 
@@ -190,6 +190,7 @@ class Reducer:
             grad: Its gradient.
             call: Equal for gradients that Horovod returns together.
             parameter: Its parameter, if any.
+            used: Whether this rank has used the parameter; one that no rank has used keeps its gradient and state.
 
         Returns:
             The vote to reduce instead of it, and the ticket to take the result with.
@@ -203,7 +204,7 @@ class Reducer:
         if not self.begun:
             self._early[key] = Came.IN_BACKWARD if in_backward() else Came.LATE
         self._seen.add(key)
-        vote, entry = step.add(key, grad, parameter, call)
+        vote, entry = step.add(key, grad, parameter, call, used)
         return vote, Ticket(self, step, entry)
 
     def _begin_step(self) -> Step:

@@ -36,6 +36,7 @@ class Entry(NamedTuple):
         grad: The gradient.
         parameter: Its parameter; None in a direct call.
         own: Whether it was ``parameter.grad`` when it arrived.
+        used: Whether this rank has used the parameter.
     """
 
     number: int
@@ -43,6 +44,7 @@ class Entry(NamedTuple):
     grad: Tensor
     parameter: Tensor | None
     own: bool
+    used: bool
 
     @property
     def frozen(self) -> bool:
@@ -161,7 +163,7 @@ class Step:
         for entry in held:
             self._put(entry)
 
-    def add(self, key: int, grad: Tensor, parameter: Tensor | None, call: Hashable) -> tuple[Tensor, Entry]:
+    def add(self, key: int, grad: Tensor, parameter: Tensor | None, call: Hashable, used: bool) -> tuple[Tensor, Entry]:
         """Add a gradient.
 
         Returns:
@@ -169,11 +171,11 @@ class Step:
         """
         lap = self._meter.begin()
         own = parameter is not None and parameter.grad is grad
-        entry = Entry(self.waiting, key, grad, parameter, own)
+        entry = Entry(self.waiting, key, grad, parameter, own, used)
         self._entries.append(entry)
         self._versions.append(grad._version)
         peak = self._put(entry) if self._held is None else self._keep(self._held, entry)
-        carrier = self.votes.give(peak, call)
+        carrier = self.votes.give(peak, call, used)
         self._meter.gradient_bytes += grad.nbytes
         self._meter.bytes_sent += self.votes.nbytes
         self.waiting += 1
@@ -195,7 +197,7 @@ class Step:
             return entry.grad.new_zeros(()) if entry.grad.is_cuda else 0.0
         exchange = self._exchanges[place.owner]
         self._filling[exchange].append(entry)
-        peak = exchange.put(place.position, entry.grad, self._scale, entry.frozen)
+        peak = exchange.put(place.position, entry.grad, self._scale, entry.frozen, entry.used)
         if self._running and not self._in_turns:
             self._push_on()
         if exchange.busy:
@@ -331,6 +333,9 @@ class Step:
         self._spoilt = {number for number, factor in enumerate(factors) if not math.isfinite(factor)}
         self._factor = next((factor for factor in factors if math.isfinite(factor)), math.nan)
         self.finite = self.finite and not self._spoilt
+        for entry in map(self._entries.__getitem__, self.votes.unused()):
+            if (place := self._places.get(entry.key)) is not None and entry.grad.numel():
+                self._exchanges[place.owner].leave(place.position)
         for exchange in self.exchanges:
             self._look_at(exchange)
 

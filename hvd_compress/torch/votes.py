@@ -26,12 +26,13 @@ class Votes(Protocol):
     def admits(self, message: Collective) -> bool:
         """Return whether a collective may be started, because no missing rank can break it."""
 
-    def give(self, peak: float | Tensor, call: Hashable = None) -> Tensor:
+    def give(self, peak: float | Tensor, call: Hashable = None, used: bool = True) -> Tensor:
         """Vote for a gradient.
 
         Args:
             peak: A number that is finite if the gradient is.
             call: Equal for votes that are returned together.
+            used: Whether this rank has used the parameter.
 
         Returns:
             The tensor to reduce instead of the gradient.
@@ -66,6 +67,9 @@ class Votes(Protocol):
 
     def factors(self) -> list[float]:
         """Return the factors of the sums of all gradients, once all votes have been reduced."""
+
+    def unused(self) -> list[int]:
+        """Return the indices of gradients whose parameter no rank has used, once all votes have been reduced."""
 
     def assume(self) -> None:
         """Assume that no rank is missing."""

@@ -86,12 +86,13 @@ class Carriers:
         """Return whether a collective may be started: a sum always, others only if all ranks are known to take part."""
         return isinstance(message, AllReduce) or self.are_complete()
 
-    def give(self, peak: float | Tensor, call: Hashable = None) -> Tensor:
+    def give(self, peak: float | Tensor, call: Hashable = None, used: bool = True) -> Tensor:
         """Return the carrier for a gradient.
 
         Args:
             peak: Largest magnitude of the gradient, or another number that is finite if the gradient is.
             call: Equal for carriers that Horovod returns together.
+            used: True: Horovod gives unused parameters a gradient of zeros.
         """
         if isinstance(peak, Tensor):
             carrier = (~peak.isfinite()).to(torch.float64).mul(_BAD).add(self._good).reshape(1)
@@ -191,6 +192,10 @@ class Carriers:
         self._complete = True
         self._returned, self._handles = self._calls[number], None
         return heard.asks > 0
+
+    def unused(self) -> list[int]:
+        """Return no gradients: Horovod gives unused parameters a gradient of zeros."""
+        return []
 
     def assume(self) -> None:
         """Assume that no rank is missing."""

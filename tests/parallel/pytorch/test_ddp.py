@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +89,49 @@ def test_any_number_of_buckets_equals_plain_ddp(merge: str | int, most: int, mon
     ours = train(compression)
     assert len(next(iter(compression.state_dict()["sessions"].values()))["buckets"]) == (6 if merge == "layer" else 3)
     torch.testing.assert_close(weights(ours), weights(train(None)), rtol=1e-3, atol=1e-4)
+
+
+class Heads(nn.Module):
+    """Heads of which each step uses some: the others are not computed, or not part of the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(32, 24, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor, used: list[int], computed: bool) -> list[Tensor | None]:
+        return [head(x) if computed or i in used else None for i, head in enumerate(self.heads)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "views"), [("topk:ratio=0.05", False), ("efsignsgd:block=64", True), ("powersgd:rank=1,min_gain=0", False)]
+)
+def test_heads_in_turns_lose_nothing(spec: str, views: bool) -> None:
+    """What a rank's heads give is delivered or stays in its residual, which is not sent for a head that nobody uses."""
+    model = seeded(Heads)
+    heads = list(model.parameters())
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True, gradient_as_bucket_view=views)
+    compression = Compression.parse(f"{spec},min_size=0", merge=2).register(wrapped, op="sum")
+    given, delivered = ([torch.zeros(24, 32) for _ in heads] for _ in range(2))
+    for step in range(8):
+        model.zero_grad(set_to_none=step % 3 > 0)
+        used = [[0], [1, 2], [0, (hvd.rank() + 1) % 3], [hvd.rank() % 3]][step % 4]
+        for last in (False, True) if step == 6 else (True,):
+            with contextlib.nullcontext() if last else wrapped.no_sync():
+                outputs = wrapped(batch(2 * step + last)[0], used, step % 2 == 0)
+                loss = torch.stack([outputs[i].square().sum() for i in used]).sum()
+                for i in used:
+                    given[i] += torch.autograd.grad(loss, heads[i], retain_graph=True)[0]
+                loss.backward()  # type: ignore[no-untyped-call]
+        for total, head in zip(delivered, heads, strict=True):
+            if head.grad is not None:
+                total += head.grad
+    (reducer,) = compression._registry
+    for head, mine, total in zip(heads, given, delivered, strict=True):
+        _, bucket, position = reducer.places[id(head)]
+        assert bucket.residual is not None
+        kept = bucket.residual[bucket.spans[position]].view(24, 32)
+        summed, left = (torch.stack(one).sum(0) for one in zip(*everyone((mine, kept)), strict=True))
+        torch.testing.assert_close(total + left, summed, rtol=1e-4, atol=1e-2)
 
 
 class _Fail(torch.autograd.Function):
