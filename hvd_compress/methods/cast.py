@@ -53,8 +53,8 @@ class Dense(Method):
 class Half(Method):
     """Half precision on the wire: ``total = sum_i fp16(g_i)``, summed in float16 as Horovod's own fp16 does.
 
-    Sums beyond the range of float16 (65504) become inf; values of a rank beyond it stay in its residual. Integers are
-    not compressed.
+    Sums beyond the range of float16 (65504) become inf, as a loss scaler expects. With error feedback, each of n ranks
+    sends at most +-32768 / n, so that no sum does, and the rest stays in its residual. Integers are not compressed.
     """
 
     name = "fp16"
@@ -73,22 +73,29 @@ class Half(Method):
         if not dtype.startswith(("float", "bfloat")):
             total = yield AllReduce(x)
             return Exchange(total, state)
-        sent = ops.cast(x, "float16")
+        sent = to_half(ops, x, world.size if keep else None)
         total = yield AllReduce(sent)
-        return Exchange(ops.cast(total, dtype), state, _left(ops, x, sent) if keep else None)
+        return Exchange(ops.cast(total, dtype), state, x - ops.cast(sent, dtype) if keep else None)
 
     def reduce_scatter(
         self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
     ) -> Exchanging:
         """Sum in the dtype of the gradient, as an alltoall sends the same bytes as a reduce-scatter."""
-        sent = ops.cast(x, "float16")
+        sent = to_half(ops, x, world.size if keep else None)
         received = yield AllToAll(ops.reshape(ops.to_bytes(sent), (world.size, -1)))
         (rows,) = ops.from_bytes(ops.reshape(received, (-1,)), ("float16", bucket.numel))
         total = sum_rows(ops, ops.cast(ops.reshape(rows, (world.size, -1)), bucket.dtype), world.size)
-        return Exchange(total, state, _left(ops, x, sent) if keep else None)
+        return Exchange(total, state, x - ops.cast(sent, bucket.dtype) if keep else None)
 
 
-def _left(ops: Ops, x: Array, sent: Array) -> Array:
-    """Return what float16 cannot hold of ``x``: the rounding error, and values beyond its range."""
-    decoded = ops.cast(sent, ops.dtype(x))
-    return x - ops.where(ops.is_finite(decoded), decoded, 0.0)
+def to_half(ops: Ops, x: Array, ranks: int | None) -> Array:
+    """Round to float16.
+
+    Args:
+        ops: Primitives of the framework.
+        x: The values to round.
+        ranks: Clip them so that the float16 sum over this many ranks cannot overflow: to half of the range, as each
+            addition rounds. None to let values beyond the range become inf.
+    """
+    sent = ops.cast(x, "float16")
+    return sent if ranks is None else ops.clip(sent, -(2.0**15) / ranks, 2.0**15 / ranks)

@@ -50,7 +50,7 @@ class Session:
         self.states: list[State] = [p.method.init(self._ops, p.bucket, transport.world) for p in self._plan]
 
     def exchange(self, arrays: Sequence[Arr]) -> list[Arr]:
-        """Return the means of the gradients, in their shapes and dtypes, and commit the new states."""
+        """Return the means of the gradients, in their shapes and dtypes; commit the new states if all are finite."""
         means = [np.empty_like(array) for array in arrays]
         states: list[State] = []
         for planned, state in zip(self._plan, self.states, strict=True):
@@ -61,8 +61,9 @@ class Session:
                 pieces = self._ops.split(mean, planned.bucket.sizes)
                 for i, piece in zip(planned.members, pieces, strict=True):
                     means[i][...] = piece.reshape(means[i].shape)
-        self.states = states
-        self.steps += 1
+        if all(np.isfinite(mean).all() for mean in means):
+            self.states = states
+            self.steps += 1
         return means
 
     def _run(self, planned: Planned, arrays: Sequence[Arr], state: State) -> Exchange:

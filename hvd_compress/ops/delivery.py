@@ -41,23 +41,29 @@ class Places(NamedTuple):
         addresses = np.array([to.data_ptr() for _, to in pieces])
         return cls(np.array([span.start for span in spans]), np.array([span.stop for span in spans]), addresses)
 
-    def write(self, part: Floats, first: int, factor: float) -> None:
-        """Write a part of the sum, which starts at ``first``, times a factor."""
+    def write(self, part: Floats, first: int, factor: float) -> bool:
+        """Write a part of the sum, which starts at ``first``, times a factor; return whether all of it is finite."""
         last = first + part.size
         here = (self.begins < last) & (self.ends > first)
         begins, ends = self.begins[here], np.minimum(self.ends[here], last)
         starts = np.maximum(begins, first)
-        cpu.deliver(part, starts - first, self.addresses[here] + 4 * (starts - begins), ends - starts, factor)
+        return cpu.deliver(part, starts - first, self.addresses[here] + 4 * (starts - begins), ends - starts, factor)
 
 
-def deliver_parts(total: Scattered | Coded, pieces: Sequence[tuple[slice, Any]], factor: float) -> None:
-    """Decode a float32 sum, and write its pieces, times a factor, to contiguous CPU tensors."""
+def deliver_parts(total: Scattered | Coded, pieces: Sequence[tuple[slice, Any]], factor: float) -> bool:
+    """Decode a float32 sum, and write its pieces, times a factor, to contiguous CPU tensors.
+
+    Returns:
+        Whether all that was written is finite.
+    """
+    finite = True
     decode, places = _Scatter(total) if isinstance(total, Scattered) else _Decode(total), Places.of(pieces)
     memory = np.empty(min(PART, total.size), np.float32)
     for first in range(0, total.size, PART):
         part = memory[: min(PART, total.size - first)]
         decode(part, first)
-        places.write(part, first, factor)
+        finite &= places.write(part, first, factor)
+    return finite
 
 
 class _Scatter:

@@ -76,11 +76,16 @@ class TorchOps(OnHost):
         buffer[span].add_(residual[span])
         return peak
 
-    def deliver(self, total: Total, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> None:
-        """Write the pieces of a sum, times a factor, to separate tensors."""
+    def deliver(self, total: Total, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> float | Tensor:
+        """Write the pieces of a sum, times a factor, to separate tensors.
+
+        Returns:
+            A number that is inf or nan if what was written is not finite: a float on the CPU, else a scalar tensor.
+        """
         whole = dense(self, total)
         for span, to in pieces:
             torch.mul(whole[span].view(to.shape), factor, out=to)
+        return largest([to for _, to in pieces])
 
     def reshape(self, x: Tensor, shape: Shape) -> Tensor:
         return x.reshape(shape)
@@ -291,20 +296,18 @@ class TorchCpuOps(Compiled, TorchOps):
         addresses = (buffer.data_ptr() + start, residual.data_ptr() + start, grad.data_ptr())
         return 0.0 if cpu.absorb_at(*addresses, grad.numel(), scale) else math.nan
 
-    def deliver(self, total: Total, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> None:
+    def deliver(self, total: Total, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> float | Tensor:
         if not isinstance(total, Tensor) and not all(_fast(to) for _, to in pieces):
             total = dense(self, total)
         if isinstance(total, Products) and total.lefts[0].dtype is torch.float32:
-            _multiply(total, pieces, factor)
-        elif isinstance(total, Scattered | Coded) and total.dtype == "float32":
-            deliver_parts(total, pieces, factor)
-        else:
-            whole = dense(self, total)
-            fast = [piece for piece in pieces if _fast(piece[1])] if whole.dtype is torch.float32 else []
-            if fast:
-                Places.of(fast).write(whole.numpy(), 0, factor)
-            if len(fast) < len(pieces):
-                super().deliver(whole, [piece for piece in pieces if not _fast(piece[1])] if fast else pieces, factor)
+            return _multiply(total, pieces, factor)
+        if isinstance(total, Scattered | Coded) and total.dtype == "float32":
+            return 0.0 if deliver_parts(total, pieces, factor) else math.nan
+        whole = dense(self, total)
+        fast = [piece for piece in pieces if _fast(piece[1])] if whole.dtype is torch.float32 else []
+        finite = not fast or Places.of(fast).write(whole.numpy(), 0, factor)
+        others = [piece for piece in pieces if not _fast(piece[1])] if fast else pieces
+        return super().deliver(whole, others, factor) if finite else math.nan
 
     def fill(self, buffer: Tensor, span: slice, grad: Tensor, scale: float) -> float:
         single = buffer.dtype is torch.float32
@@ -319,14 +322,27 @@ class TorchCpuOps(Compiled, TorchOps):
         return 0.0 if finite else math.nan
 
 
-def _multiply(total: Products, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> None:
-    """Write products, times a factor, to separate tensors."""
+def largest(tensors: Sequence[Tensor]) -> float | Tensor:
+    """Return the largest magnitude in some tensors: a float on the CPU, else a scalar tensor."""
+    peaks = [torch.linalg.vector_norm(x, ord=torch.inf).double() for x in tensors if x.numel()]
+    if not peaks:
+        return 0.0
+    peak = torch.stack(peaks).max()
+    return peak if peak.is_cuda else float(peak)
+
+
+def _multiply(total: Products, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> float | Tensor:
+    """Write products, times a factor, to separate tensors; return a number as `TorchOps.deliver` does."""
     sizes = [p.shape[0] * q.shape[0] for p, q in zip(total.lefts, total.rights, strict=True)]
     lefts = torch._foreach_mul(list(total.lefts), factor)
     factors = dict(zip(accumulate(sizes, initial=0), zip(lefts, total.rights, strict=True), strict=False))
     for span, to in pieces:
         p, q = factors[span.start]
         torch.mm(p, q.T, out=to.view(p.shape[0], q.shape[0]))
+    bound = float(largest(lefts)) * float(largest(total.rights)) * max(p.shape[1] for p in lefts)
+    return (
+        bound if bound < 1e38 else largest([to for _, to in pieces])
+    )  # the bound takes one pass over the factors only
 
 
 def _fast(x: Tensor) -> bool:

@@ -12,7 +12,7 @@ from hvd_compress.core.collectives import Array
 from hvd_compress.core.totals import Total, dense
 from hvd_compress.kernels import cuda
 from hvd_compress.ops.code import Code
-from hvd_compress.ops.torch import TorchOps
+from hvd_compress.ops.torch import TorchOps, largest
 
 
 class TorchCudaOps(TorchOps):
@@ -31,10 +31,13 @@ class TorchCudaOps(TorchOps):
             return super().absorb(buffer, residual, span, grad, scale)
         return cuda.put_finite(buffer[span], grad.view(-1), residual[span])
 
-    def deliver(self, total: Total, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> None:
-        if pieces:  # in a few launches, as each takes longer than its copy
-            whole = dense(self, total) * factor
-            torch._foreach_copy_([to for _, to in pieces], [whole[span].view(to.shape) for span, to in pieces])
+    def deliver(self, total: Total, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> float | Tensor:
+        if not pieces:
+            return 0.0
+        whole = dense(self, total) * factor
+        # In a few launches, as each takes longer than its copy.
+        torch._foreach_copy_([to for _, to in pieces], [whole[span].view(to.shape) for span, to in pieces])
+        return largest([whole, *(to for _, to in pieces if to.dtype is not whole.dtype)])
 
     def quantise(self, x: Tensor, code: Code, seed: Any = 0, keep: bool = False) -> tuple[Array, Array | None]:
         if not self._fits(x):

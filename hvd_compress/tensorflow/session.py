@@ -371,14 +371,14 @@ def _true(gradient: Tensor, scale: Tensor | None) -> Tensor:
 
 
 def _fit(totals: list[Tensor | None], gradients: list[Tensor], scale: Tensor | None, factor: float) -> Tensor:
-    """Return whether the results, which are the same on all ranks, are in the range of their dtypes.
-
-    Asked only of those that can leave it: in 16 bits, or multiplied by a scale.
-    """
+    """Return whether the results, which are the same on all ranks, are finite in their dtypes."""
     results = [
-        tf.cast(total * tf.cast(factor, total.dtype), gradient.dtype)
+        total
+        if scale is None and total.dtype == gradient.dtype
+        # Only a scale or a narrower dtype can make something else of a finite sum.
+        else tf.cast(total * tf.cast(factor, total.dtype), gradient.dtype)
         for total, gradient in zip(totals, gradients, strict=True)
-        if total is not None and (scale is not None or total.dtype != gradient.dtype)
+        if total is not None
     ]
     return tf.reduce_all([True, *[tf.reduce_all(tf.math.is_finite(result)) for result in results]])
 

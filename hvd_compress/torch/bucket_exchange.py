@@ -173,32 +173,23 @@ class BucketExchange:
         """Whether the sum is complete, and replaces the gradients."""
         return self._replaces and self._result is not None and self._result.total is not None
 
-    def deliver(self, factor: float, scaled: bool) -> bool:
+    def deliver(self, factor: float) -> float | Tensor:
         """Overwrite the gradients with the sum over the ranks, times a factor, and drop the sum.
 
-        Args:
-            factor: The factor.
-            scaled: Whether the factor may enlarge the sum; otherwise only narrower dtypes than the sum's may overflow.
-
         Returns:
-            Whether all results that may overflow are finite.
+            A number that is inf or nan if a result is not finite: a float on the CPU, else a scalar tensor.
         """
         assert self._result is not None
         pieces = [(self._owner.spans[position], grad) for position, grad in self._grads.items()]
-        if pieces:
-            self.ops.deliver(self._result.total, pieces, factor)
+        peak = self.ops.deliver(self._result.total, pieces, factor) if pieces else 0.0
         self._result = self._result._replace(total=None)
-        wide = getattr(torch, self.bucket.dtype)
-        doubtful = [grad for _, grad in pieces if scaled or grad.dtype is not wide]
-        peaks = [torch.linalg.vector_norm(grad, ord=torch.inf).float() for grad in doubtful]
-        return all(torch.stack(peaks).isfinite().tolist()) if peaks else True
+        return peak
 
-    def total(self, position: int) -> Tensor:
-        """Return the sum over the ranks of the gradient at a position."""
+    def deliver_one(self, position: int, factor: float, into: Tensor) -> float | Tensor:
+        """Write the sum at a position, times a factor, to a tensor; return a number as `deliver` does."""
         assert self._result is not None
         self._result = self._result._replace(total=dense(self.ops, self._result.total))
-        total: Tensor = self._result.total[self._owner.spans[position]]
-        return total.view(self.bucket.shapes[position])
+        return self.ops.deliver(self._result.total, [(self._owner.spans[position], into)], factor)
 
     def halt(self) -> None:
         """Wait for the collective in flight, if any, and stop there."""

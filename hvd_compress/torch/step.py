@@ -128,6 +128,7 @@ class Step:
         self._replaces = replaces
         self._lock = lock
         self._factor: float | None = None
+        self._peaks: list[float | Tensor] = []
         self._spoilt: set[int] = set()
         self._places: Mapping[int, Place] = {}
         self._expected = 0
@@ -223,8 +224,7 @@ class Step:
     def _deliver(self, exchange: BucketExchange, factor: float) -> None:
         entries = self._filling[exchange]
         self._note_changes(entries)
-        fits = exchange.deliver(factor * self._scale, scaled=self._scale != 1)
-        self.finite = self.finite and fits
+        self._peaks.append(exchange.deliver(factor * self._scale))
         for entry in entries:
             self._versions[entry.number] = entry.grad._version
 
@@ -344,17 +344,16 @@ class Step:
         assert self._factor is not None
         for exchange in self.exchanges:
             if exchange.can_deliver:
-                fits = exchange.deliver(self._factor * self._scale, scaled=self._scale != 1)
-                self.finite = self.finite and fits
+                self._peaks.append(exchange.deliver(self._factor * self._scale))
+        self.finite = self.finite and all(math.isfinite(peak) for peak in self._peaks)
         for exchange in self.exchanges:
             exchange.settle(commit=self.finite)
 
     def _computed(self, carrier: Tensor, place: Place, entry: Entry) -> Tensor:
         """Return the result of a direct call as a new tensor; votes of direct calls return one by one."""
-        total, factor = self._exchanges[place.owner].total(place.position), self.votes.factor(carrier)
-        result = torch.mul(total, factor * self._scale).to(entry.grad.dtype)
-        doubtful = result.dtype != total.dtype or self._scale != 1
-        self.finite = self.finite and math.isfinite(factor) and not (doubtful and not result.isfinite().all())
+        result, factor = torch.empty_like(entry.grad), self.votes.factor(carrier)
+        peak = self._exchanges[place.owner].deliver_one(place.position, factor * self._scale, result)
+        self.finite = self.finite and math.isfinite(peak)
         return result
 
     def end(self) -> None:

@@ -25,6 +25,7 @@ from hvd_compress.core.collectives import (
 from hvd_compress.core.state_tree import Within
 from hvd_compress.core.totals import Scattered, Total, dense
 from hvd_compress.methods.base import Wrapper, clear
+from hvd_compress.methods.cast import to_half
 from hvd_compress.methods.sparse import ragged, read_ragged, wire_of, within
 from hvd_compress.ops import Ops
 
@@ -79,7 +80,8 @@ class Hierarchical(Wrapper):
     Args:
         inner: The method between nodes, without error feedback.
         inside: ``"none"``, or ``"fp16"`` to communicate in 16 bits within a node. Error feedback also keeps the
-            rounding errors of gradients, but not those of totals.
+            rounding errors of gradients, and what is clipped of them beyond +-32768 / n for n ranks, but not the
+            rounding errors of totals.
         masks: Return the coordinates that the node sent, for momentum correction.
     """
 
@@ -114,7 +116,8 @@ class Hierarchical(Wrapper):
             return Exchange(exact, state, ops.zeros((bucket.numel,), bucket.dtype) if keep else None)
         parts, me = self._parts(bucket, world), world.local_rank
         rows = split(ops, parts, x)
-        sent = self._cast(ops, rows)
+        clips = keep or self.inner.scaleless  # else an overflow shall be seen
+        sent = self._cast(ops, rows, world.size if clips else None)
         mine = yield ReduceScatter(sent, "node")
         part = part_of(bucket, parts, me)
         mine = ops.cast(mine, bucket.dtype)[: part.numel]
@@ -136,8 +139,8 @@ class Hierarchical(Wrapper):
             masked = yield from self._unsent(ops, parts, clear(ops, ones, exchange.chosen))
         return Exchange(total, HierarchicalState(exchange.state), left, masked)
 
-    def _cast(self, ops: Ops, x: Array) -> Array:
-        return x if self.inside == "none" else ops.cast(x, "float16")
+    def _cast(self, ops: Ops, x: Array, ranks: int | None = None) -> Array:
+        return x if self.inside == "none" else to_half(ops, x, ranks)
 
     def _gather(self, ops: Ops, bucket: Bucket, parts: Parts, mine: Array) -> Generator[Collective, Any, Array]:
         """Return the whole vector, given the part of each rank of the node."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from catalogue import BETWEEN_NODES, one_in
-from engine.ranks import Job, assert_ranks_equal, leaves_of
+from engine.ranks import Job, assert_ranks_equal, everyone, leaves_of, rank, size
+from torch import nn
 
 pytestmark = [pytest.mark.usefixtures("on_ranks"), pytest.mark.matched("nodes")]
 
@@ -28,3 +29,24 @@ def test_lossless_is_as_without_nodes() -> None:
     plain, tall = (Job(f"topk:ratio=1.0,min_size=0{more}").run(3) for more in ("", ",hierarchical=on"))
     torch.testing.assert_close(tall.weights, plain.weights, rtol=0, atol=1e-6)
     assert tall.compression.stats().bytes_inside > plain.compression.stats().bytes_inside == 0
+
+
+@pytest.mark.parametrize(
+    "spec", ["fp16:feedback=on", "topk:ratio=0.25,hierarchical=on,inside=fp16", "signum:hierarchical=on,inside=fp16"]
+)
+def test_values_beyond_float16_are_clipped_and_the_residual_keeps_the_rest(spec: str) -> None:
+    """All numbers are powers of two, so that float16 holds them and their sums."""
+    job = Job(spec, nn.Linear(40, 40, bias=False), mean=False)
+    given, delivered = 0.0, torch.zeros(40, 40)
+    for slope in (2.0**10, 2.0**17, 2.0**10, 2.0**10):
+        mine = slope if rank() == size() - 1 else 0.0
+        job.backward(0, lambda model, x, y, mine=mine: (model.weight * mine).sum())
+        job.optimizer.synchronize()
+        assert job.model.weight.grad is not None
+        given, delivered = given + slope, delivered + job.model.weight.grad
+        job.optimizer.zero_grad()
+    assert delivered.isfinite().all()
+    kept = [leaf for path, leaf in leaves_of(job.compression).items() if path.endswith("residual")]
+    if kept:
+        torch.testing.assert_close(delivered + sum(everyone(kept[0])).view(40, 40), torch.full((40, 40), given))
+    assert all(leaf.isfinite().all() for leaf in leaves_of(job.compression).values())

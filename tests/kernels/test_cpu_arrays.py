@@ -259,11 +259,15 @@ def test_what_leaves_the_range_by_its_scale_is_not_absorbed() -> None:
 
 
 def test_pieces_of_a_sum_are_delivered_to_their_places() -> None:
-    total, outs = normal(5000), [np.zeros(n, np.float32) for n in (1000, 1, 0, 3000)]
+    total, outs = normal(5000).copy(), [np.zeros(n, np.float32) for n in (1000, 1, 0, 3000)]
     starts, sizes = np.array([100, 4999, 7, 1500]), np.array([out.size for out in outs])
-    cpu.deliver(total, starts, np.array([out.ctypes.data for out in outs]), sizes, 1 / 3)
+    places = np.array([out.ctypes.data for out in outs])
+    assert cpu.deliver(total, starts, places, sizes, 1 / 3) is True
     for start, out in zip(starts, outs, strict=True):
         np.testing.assert_array_equal(out, total[start : start + out.size] * np.float32(1 / 3))
+    for value, factor in ((np.nan, 1.0), (np.inf, 1.0), (3e38, 2.0)):
+        total[4999] = value
+        assert cpu.deliver(total, starts, places, sizes, factor) is False
 
 
 def test_casts_of_all_kinds_of_numbers() -> None:

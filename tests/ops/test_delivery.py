@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from worlds import bucket_of, normal, ops_of
 
 from hvd_compress.core.collectives import World
 from hvd_compress.core.lockstep import fly
-from hvd_compress.core.totals import dense
+from hvd_compress.core.totals import Products, Scattered, dense
 from hvd_compress.errors import ExchangeError
 from hvd_compress.ops import delivery
 from hvd_compress.ops.torch import TorchCpuOps, TorchOps
@@ -40,7 +42,7 @@ def delivered(spec: str, ranks: int, kind: str) -> tuple[list[Tensor], list[Tens
     spans = [slice(end - size, end) for end, size in zip(accumulate(BUCKET.sizes), BUCKET.sizes, strict=True)]
     grads = [KINDS[kind](shape) for shape in SHAPES]
     order = [3, 0, 4, 1]  # as gradients come; one does not
-    ops.deliver(total, [(spans[i], grads[i]) for i in order], 1 / 3)
+    assert math.isfinite(ops.deliver(total, [(spans[i], grads[i]) for i in order], 1 / 3))
     assert grads[2].isnan().all()
     return [grads[i] for i in order], [whole[spans[i]].view(SHAPES[i]).to(grads[0].dtype) for i in order]
 
@@ -75,6 +77,19 @@ def test_the_frameworks_own_way_is_the_same(ops: TorchOps, kind: str) -> None:
     ops.deliver(whole, list(zip(spans, grads, strict=True)), 0.5)
     ops.deliver(whole, [], 0.5)
     np.testing.assert_array_equal(torch.cat([g.flatten() for g in grads]), (whole * 0.5).to(grads[0].dtype))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("ops", [TorchCpuOps(), TorchOps(), TorchCudaOps("cpu")], ids=lambda ops: type(ops).__name__)
+def test_what_is_not_finite_where_it_is_written_is_told(ops: TorchOps, kind: str) -> None:
+    ones, indices = torch.ones(5, 1), torch.arange(25)
+    totals: list[Any] = [torch.full((25,), 3e38), Products([ones * 2e19], [ones * 1e19])]
+    if isinstance(ops, TorchCpuOps):
+        totals.append(Scattered([(indices, indices * 1e37)], 25, "float32"))
+    for total in totals:
+        for factor in (1e-36, 10.0):
+            peak = ops.deliver(total, [(slice(0, 25), KINDS[kind]((5, 5)))], factor)
+            assert math.isfinite(peak) == (factor < 1)
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])

@@ -134,7 +134,7 @@ def _absorb_at(out: Any, residual: Any, grad: Any, n: Any, divisor: Any) -> Any:
     return peak
 
 
-def deliver(total: Floats, starts: Places, addresses: Places, sizes: Places, factor: float) -> None:
+def deliver(total: Floats, starts: Places, addresses: Places, sizes: Places, factor: float) -> bool:
     """Write pieces of a sum, times a factor, to other places.
 
     Args:
@@ -143,14 +143,24 @@ def deliver(total: Floats, starts: Places, addresses: Places, sizes: Places, fac
         addresses: Where each is to go, float32 there as well; int64.
         sizes: How many numbers each has; int64.
         factor: By which all are multiplied.
+
+    Returns:
+        Whether all that was written is finite.
     """
-    _deliver(total, starts, addresses, sizes, factor)
+    return bool(_deliver(total, starts, addresses, sizes, factor) < _LIMIT)
 
 
-@loop(NOTHING, FLOATS, INDICES, INDICES, INDICES, FLOAT)
-def _deliver(total: Any, starts: Any, addresses: Any, sizes: Any, factor: Any) -> None:
+@loop(types.uint32, FLOATS, INDICES, INDICES, INDICES, FLOAT)
+def _deliver(total: Any, starts: Any, addresses: Any, sizes: Any, factor: Any) -> Any:
+    peak = np.uint32(0)
     for piece in range(starts.size):
         here = total[starts[piece] : starts[piece] + sizes[piece]]
         out = _floats_at(addresses[piece], sizes[piece])
-        for i in range(here.size):
-            out[i] = here[i] * factor
+        for start in range(0, here.size, GROUP):
+            stop = min(start + GROUP, here.size)
+            h, o = here[start:stop], out[start:stop]
+            for i in range(stop - start):
+                o[i] = h[i] * factor
+            for i in range(stop - start):
+                peak = max(peak, np.uint32(bits_of(o[i]) & MAGNITUDE))
+    return peak

@@ -101,11 +101,13 @@ def test_what_can_be_followed() -> None:
     Compression.none.follow(scaler)
 
 
-@pytest.mark.parametrize("op", ["Sum", "Average"])
-def test_a_sum_beyond_float16(op: str) -> None:
+@pytest.mark.parametrize(
+    ("op", "dtype", "largest"), [("Sum", "float16", 6e4), ("Average", "float16", 6e4), ("Sum", "float32", 3e38)]
+)
+def test_a_sum_beyond_its_dtype(op: str, dtype: str, largest: float) -> None:
     """It is infinite on all ranks, so nothing is kept of that step; the mean is not, so it is."""
-    pattern = np.random.default_rng(0).uniform(0, 1, (40, 40)).astype(np.float16)
-    model = SimpleNamespace(trainable_variables=[tf.Variable(tf.zeros((40, 40), tf.float16))])
+    pattern = np.random.default_rng(0).uniform(0, 1, (40, 40)).astype(dtype)
+    model = SimpleNamespace(trainable_variables=[tf.Variable(tf.zeros((40, 40), dtype))])
 
     def loss(model: Any, x: Any, y: Any) -> Any:
         return tf.reduce_sum(tf.cast(model.trainable_variables[0] * pattern, tf.float32))
@@ -113,8 +115,8 @@ def test_a_sum_beyond_float16(op: str) -> None:
     job = Tape("topk:ratio=0.05", model=model, loss=loss, op=getattr(hvd, op))
     job.gradients(0)
     before = state_of(job.compression)
-    (gradient,) = job.gradients(0, factor=60000.0)
-    assert gradient.dtype == tf.float16
+    (gradient,) = job.gradients(0, factor=largest)
+    assert gradient.dtype == dtype
     assert np.isfinite(gradient).all() == (op == "Average")
     unchanged = all((leaf == before[path]).all() for path, leaf in state_of(job.compression).items())
     assert unchanged == (op == "Sum")
