@@ -7,12 +7,12 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from hvd_compress.core.collectives import Collective, World
+from hvd_compress.core.collectives import Collective, Scope, World
 from hvd_compress.core.lockstep import LocalHandle, Switchboard
 from hvd_compress.core.lowering import LACKS
 from hvd_compress.errors import ExchangeError
@@ -249,7 +249,7 @@ class ThreadTransport:
     number: int
     board: Switchboard = field(repr=False)
     channel: str = ""
-    _count: Any = field(default_factory=count, repr=False, compare=False)
+    _counts: Counter[Scope] = field(default_factory=Counter, repr=False, compare=False)
     _lanes: dict[str, ThreadTransport] = field(default_factory=dict, repr=False, compare=False)
     _connected: list[bool] = field(default_factory=list, repr=False, compare=False)
 
@@ -273,7 +273,7 @@ class ThreadTransport:
             return None
         for key in keys:
             if key not in self._lanes:
-                self._lanes[key] = replace(self, channel=f"{self.channel}/{key}", _count=count(), _lanes={})
+                self._lanes[key] = replace(self, channel=f"{self.channel}/{key}", _counts=Counter(), _lanes={})
         return self._lanes
 
     def connect(self) -> None:
@@ -289,7 +289,8 @@ class ThreadTransport:
         if message.scope != "world" and not self._connected:
             raise ExchangeError(f"a collective of scope {message.scope!r} was started before connect()")
         if self.ordered:
-            name = f"{self.channel}#{next(self._count)}"
+            name = f"{self.channel}#{self._counts[message.scope]}"
+            self._counts[message.scope] += 1
         kind = f"for {type(message).__name__} {name!r} of {tuple(message.array.shape)} {message.array.dtype}"
         return ThreadHandle(self, self.ranks.start(self, message, name), f"waits {kind}")
 

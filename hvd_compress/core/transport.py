@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import Array, Collective, Drive, Exchange, Exchanging, State, World, take_branches
+from hvd_compress.core.collectives import (
+    Array,
+    Collective,
+    Drive,
+    Exchange,
+    Exchanging,
+    Scope,
+    State,
+    World,
+    take_branches,
+)
 from hvd_compress.core.lowering import lower
 from hvd_compress.methods.base import Method, compensate
 from hvd_compress.ops import Ops
@@ -133,7 +144,8 @@ class InFlight:
         self._name = name
         self._count, self._admits = count, admits
         self._handle: Handle | None = None
-        self._round = 0
+        # By scope: groups of ranks may take different branches, and meet again in a collective of another scope.
+        self._rounds: Counter[Scope] = Counter()
         self._start_admitted()
 
     def _start_admitted(self) -> None:
@@ -143,8 +155,8 @@ class InFlight:
 
     def _start(self, message: Collective) -> Handle:
         self._count(message)
-        self._handle = self._transport.start(message, f"{self._name}.{self._round}")
-        self._round += 1
+        self._handle = self._transport.start(message, f"{self._name}.{message.scope}.{self._rounds[message.scope]}")
+        self._rounds[message.scope] += 1
         return self._handle
 
     @property
@@ -156,6 +168,11 @@ class InFlight:
     def ended(self) -> Exchange:
         """Result of the exchange, which must have ended."""
         return self._drive.ended
+
+    @property
+    def scope(self) -> Scope | None:
+        """Scope of the current collective; None once the exchange has ended."""
+        return None if self._drive.message is None else self._drive.message.scope
 
     @property
     def laps(self) -> list[float]:

@@ -64,6 +64,11 @@ class BucketExchange:
         """Whether the exchange has begun and not yet ended."""
         return self._flight is not None
 
+    @property
+    def across(self) -> bool:
+        """Whether its next collective is one across nodes."""
+        return self._flight is not None and self._flight.scope == "across"
+
     def put(
         self, position: int, grad: Tensor, scale: float = 1.0, frozen: bool = False, used: bool = True
     ) -> float | Tensor:

@@ -312,12 +312,18 @@ class Step:
             self._settle()
 
     def _take_turns(self) -> None:
-        """Finish all exchanges round by round, so that all ranks start collectives in the same order."""
+        """Finish all exchanges round by round, so that all ranks start collectives in the same order.
+
+        Collectives across nodes take no round of their own: the number of these may differ between groups of ranks.
+        """
         while self._running:
             for exchange in self._running:
-                with self._meter.time("wait"):
-                    exchange.halt()
-                exchange.wait()
+                first = True
+                while first or exchange.across:
+                    with self._meter.time("wait"):
+                        exchange.halt()
+                    exchange.wait()
+                    first = False
             self._running = deque(exchange for exchange in self._running if exchange.busy)
 
     def _unfinished(self) -> bool:

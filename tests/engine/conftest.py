@@ -48,6 +48,8 @@ SETTINGS = {
     "channels": Setting(3, "channels"),
     "turns": Setting(2, "turns"),
     "nodes": Setting(4, "channels", 2),
+    "nodes by name": Setting(4, "names", 2),
+    "nodes in turns": Setting(4, "turns", 2),
 }
 
 

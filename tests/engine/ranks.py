@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
@@ -43,7 +43,7 @@ _HERE = _Here()
 def enter(transport: ThreadTransport) -> None:
     """Make this thread a rank."""
     _HERE.transport = transport
-    _HERE.questions = replace(transport, channel="test", _count=count())
+    _HERE.questions = replace(transport, channel="test", _counts=Counter())
     _HERE.asked = count()
     _HERE.made = 0
 

@@ -25,6 +25,28 @@ def test_ranks_stay_equal_and_a_restored_job_goes_on(spec: str) -> None:
         assert torch.equal(leaf, leaves_of(second.compression)[path]), path
 
 
+@pytest.mark.matched("nodes", "nodes by name", "nodes in turns")
+def test_groups_of_ranks_may_take_different_branches() -> None:
+    """Half of each bucket is dense, which sends `homomorphic` there into a branch with fewer collectives."""
+    model = nn.Sequential(nn.Linear(100, 100, bias=False), nn.Linear(100, 100, bias=False))
+    job = Job("homomorphic:hierarchical=on", model, mean=False)
+    rng = torch.Generator().manual_seed(rank())
+    for step in range(3):
+        given = [torch.zeros(100, 100), torch.zeros(100, 100)]
+        for number, gradient in enumerate(given):
+            dense = (number + step) % 2 * 50
+            gradient[dense : dense + 50] = torch.randn(50, 100, generator=rng)
+            gradient[99 - dense, :50] = 1.0
+        job.backward(
+            0, lambda model, x, y, g=given: sum((p * g).sum() for p, g in zip(model.parameters(), g, strict=True))
+        )
+        job.optimizer.synchronize()
+        for parameter, gradients in zip(model.parameters(), zip(*everyone(given), strict=True), strict=True):
+            assert parameter.grad is not None
+            torch.testing.assert_close(parameter.grad, sum(gradients))
+        job.optimizer.zero_grad()
+
+
 def test_lossless_is_as_without_nodes() -> None:
     plain, tall = (Job(f"topk:ratio=1.0,min_size=0{more}").run(3) for more in ("", ",hierarchical=on"))
     torch.testing.assert_close(tall.weights, plain.weights, rtol=0, atol=1e-6)

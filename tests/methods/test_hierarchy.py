@@ -61,6 +61,19 @@ def test_all_ranks_get_the_same_bits(spec: str, size: int, local_size: int) -> N
     assert len(states) == size
 
 
+@pytest.mark.parametrize("spec", SPECS)
+def test_parts_of_a_bucket_may_differ_in_kind(spec: str) -> None:
+    """Half of it is dense, the other half mostly zero, so groups of ranks may take different branches."""
+    bucket, method = bucket_of((40, 50)), Hierarchical(bare(spec))
+    xs = normal(bucket, 4)
+    for x in xs:
+        x[1010:] = 0
+    states = [method.init(NUMPY, bucket, world) for world in worlds(4, 2)]
+    results = lockstep(NUMPY, method, bucket, xs, states, local_size=2)
+    for result in results:
+        np.testing.assert_array_equal(result.total, results[0].total)
+
+
 @pytest.mark.parametrize(
     ("spec", "size", "local_size"),
     one_in(6, in_turn(RETAINING)),
