@@ -177,8 +177,18 @@ class Method(ABC):
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
         """Sum ``x`` and everything kept back without compression; otherwise like `exchange`."""
-        total = yield AllReduce(x)
+        x, state = self.flush(ops, bucket, x, state, world)
+        total = yield AllReduce(x, donate=True)
         return Exchange(total, state)
+
+    def flush(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> tuple[Array, State]:
+        """Add what a bare method itself keeps back, such as the errors of servers; may overwrite ``x``.
+
+        Returns:
+            The sum, and the state without what was kept back.
+        """
+        del ops, bucket, world
+        return x, state
 
 
 def compensate(ops: Ops, method: Method, gradient: Array, state: State) -> Array:

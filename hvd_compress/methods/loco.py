@@ -9,7 +9,7 @@ from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Array, Exchange, Exchanging, World
 from hvd_compress.core.state_tree import PrivateCode, ServedCode
 from hvd_compress.methods.base import Example, Method, check_range, register
-from hvd_compress.methods.quantised import part_size, sum_part, two_step
+from hvd_compress.methods.quantised import add_part, part_size, sum_part, two_step
 from hvd_compress.ops import Ops
 from hvd_compress.ops.code import Code
 
@@ -83,6 +83,11 @@ class LoCo(Method):
             return Errors(ops.quantise(ops.zeros((n,), bucket.dtype), self._memory)[0])
 
         return LoCoState(0, nothing(bucket.numel), nothing(part_size(bucket, world.size)))
+
+    def flush(self, ops: Ops, bucket: Bucket, x: Array, state: LoCoState, world: World) -> tuple[Array, LoCoState]:
+        x = ops.add(x, self._read(ops, state.sent, bucket.numel, bucket.dtype))
+        part = self._read(ops, state.served, part_size(bucket, world.size), bucket.dtype)
+        return add_part(ops, bucket, x, part, world), self.init(ops, bucket, world)._replace(step=state.step)
 
     def exchange(
         self, ops: Ops, bucket: Bucket, x: Array, state: LoCoState, world: World, keep: bool = False

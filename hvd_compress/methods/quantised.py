@@ -99,6 +99,14 @@ class Quantised(Method):
         total = yield from two_step(ops, bucket, codes, world, self.code, serve)
         return Exchange(total, QuantisedState(state.step + 1, kept), left)
 
+    def flush(
+        self, ops: Ops, bucket: Bucket, x: Array, state: QuantisedState, world: World
+    ) -> tuple[Array, QuantisedState]:
+        if not self._serves:
+            return x, state
+        x = add_part(ops, bucket, x, state.served, world)
+        return x, state._replace(served=ops.zeros((part_size(bucket, world.size),), bucket.dtype))
+
     def reduce_scatter(
         self, ops: Ops, bucket: Bucket, x: Array, state: QuantisedState, world: World, keep: bool = False
     ) -> Exchanging:
@@ -111,6 +119,13 @@ class Quantised(Method):
 def part_size(bucket: Bucket, size: int) -> int:
     """Return the number of coordinates that each of ``size`` ranks serves; the last may serve fewer."""
     return -(-bucket.numel // size)
+
+
+def add_part(ops: Ops, bucket: Bucket, x: Array, part: Array, world: World) -> Array:
+    """Add the part that this rank serves to a vector, which may be overwritten; padding of the part is left out."""
+    size = part_size(bucket, world.size)
+    start, stop = (min(rank * size, bucket.numel) for rank in (world.rank, world.rank + 1))
+    return ops.concat([x[:start], x[start:stop] + part[: stop - start], x[stop:]])
 
 
 def sum_part(ops: Ops, bucket: Bucket, codes: Array, world: World, code: Code) -> Generator[Collective, Any, Array]:

@@ -89,8 +89,8 @@ class ErrorFeedback(Wrapper):
         return Exchange(exchange.total, ErrorFeedbackState(residual, exchange.state))
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: ErrorFeedbackState, world: World) -> Exchanging:
-        total = yield AllReduce(x, donate=True)
-        return Exchange(total, state._replace(residual=ops.zeros((bucket.numel,), bucket.dtype)))
+        exchange = yield from self.inner.dense(ops, bucket, x, state.inner, world)
+        return Exchange(exchange.total, ErrorFeedbackState(ops.zeros((bucket.numel,), bucket.dtype), exchange.state))
 
 
 class EF21State(NamedTuple):
@@ -140,7 +140,9 @@ class EF21(Wrapper):
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: EF21State, world: World) -> Exchanging:
         total = yield AllReduce(x)
-        return Exchange(own(total), state._replace(local=x, shared=total))
+        # The sum is exact now, so what the inner method keeps back is obsolete.
+        _, inner = self.inner.flush(ops, bucket, ops.zeros((bucket.numel,), bucket.dtype), state.inner, world)
+        return Exchange(own(total), EF21State(x, total, inner))
 
 
 def check_retains(memory: Wrapper, feedback: str) -> None:

@@ -24,7 +24,7 @@ from hvd_compress.core.collectives import (
 )
 from hvd_compress.core.state_tree import Within
 from hvd_compress.core.totals import Scattered, Total, dense
-from hvd_compress.methods.base import Wrapper, clear
+from hvd_compress.methods.base import Method, Wrapper, clear
 from hvd_compress.methods.cast import to_half
 from hvd_compress.methods.sparse import ragged, read_ragged, wire_of, within
 from hvd_compress.ops import Ops
@@ -138,6 +138,21 @@ class Hierarchical(Wrapper):
             ones = ops.zeros((part.numel,), bucket.dtype) + 1
             masked = yield from self._unsent(ops, parts, clear(ops, ones, exchange.chosen))
         return Exchange(total, HierarchicalState(exchange.state), left, masked)
+
+    dense = Method.dense  # the inner method has a part of the bucket only
+
+    def flush(
+        self, ops: Ops, bucket: Bucket, x: Array, state: HierarchicalState, world: World
+    ) -> tuple[Array, HierarchicalState]:
+        if world.local_size == 1:
+            x, inner = self.inner.flush(ops, bucket, x, state.inner, world)
+            return x, HierarchicalState(inner)
+        parts, me = self._parts(bucket, world), world.local_rank
+        part = part_of(bucket, parts, me)
+        nothing = ops.zeros((part.numel,), bucket.dtype)
+        mine, inner = self.inner.flush(ops, part, nothing, state.inner, world.within("across"))
+        kept = self._left(ops, parts, me, ops.zeros((bucket.numel,), bucket.dtype), mine)
+        return ops.add(x, kept), HierarchicalState(inner)
 
     def _cast(self, ops: Ops, x: Array, ranks: int | None = None) -> Array:
         return x if self.inside == "none" else to_half(ops, x, ranks)

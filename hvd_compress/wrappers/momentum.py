@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, State, World
+from hvd_compress.core.collectives import Array, Exchange, Exchanging, State, World
 from hvd_compress.core.state_tree import Own, Residual, Vector
 from hvd_compress.core.totals import dense
 from hvd_compress.methods.base import Wrapper, check_range, clear, compensate
@@ -38,6 +38,8 @@ class MomentumCorrection(Wrapper):
         g_i = clip(g_i, c / sqrt(n))                          (local gradient clipping; c = 0: none)
         u_i = m u_i + g_i             v_i = v_i + u_i         (Nesterov: u_i = m (u_i + g_i), v_i = v_i + u_i + g_i)
         send C(v_i)                   v_i = v_i - C(v_i)      u_i = 0 on S_i       (momentum factor masking)
+
+    Dense steps send all of v_i, and keep u_i as the authors' code does: it is momentum, not a gradient that is missing.
 
     The optimizer must be without momentum.
 
@@ -84,9 +86,9 @@ class MomentumCorrection(Wrapper):
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: MomentumCorrectionState, world: World) -> Exchanging:
         velocity, corrected = self._accumulate(ops, x, state, world)
-        total = yield AllReduce(corrected, donate=True)
+        exchange = yield from self.inner.dense(ops, bucket, corrected, state.inner, world)
         zeros = ops.zeros((bucket.numel,), bucket.dtype)
-        return Exchange(total, state._replace(velocity=velocity, residual=zeros))
+        return Exchange(exchange.total, MomentumCorrectionState(velocity, zeros, exchange.state))
 
 
 class MomentumState(NamedTuple):

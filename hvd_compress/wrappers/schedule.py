@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Array, Branch, Exchange, Exchanging, State, World
-from hvd_compress.core.state_tree import Passing, Residual
+from hvd_compress.core.state_tree import Passing, Residual, Role, kinds
 from hvd_compress.core.totals import dense
 from hvd_compress.errors import SpecError
 from hvd_compress.methods.base import Method, Wrapper, check_range, compensate
@@ -151,7 +151,8 @@ class PhasesState(NamedTuple):
 class Phases(Method):
     """Change the method during training.
 
-    Phases share the residual: a method with error feedback continues it, another one sends it in its first step.
+    Phases share the residual: a method with error feedback continues it, another one sends it in its first step. A
+    phase also sends what the servers of the phase before have kept.
 
     Args:
         phases: First step of each phase, counted from 0, with its method; the first phase starts at step 0.
@@ -194,21 +195,36 @@ class Phases(Method):
     def exchange(
         self, ops: Ops, bucket: Bucket, x: Array, state: PhasesState, world: World, keep: bool = False
     ) -> Exchanging:
-        def run(number: int) -> Exchanging:
-            method, inner = self.phases[number][1], state.inner[number]
+        def run(number: int, flushes: bool = False) -> Exchanging:
+            method, inners, given = self.phases[number][1], list(state.inner), x
+            if flushes:
+                last = number - 1
+                given, inners[last] = self._bare[last].flush(ops, bucket, given, inners[last], world)
             if isinstance(method, ErrorFeedback):
-                before = ErrorFeedbackState(state.residual, inner)
-                exchange = yield from method.exchange(ops, bucket, x, before, world)
-                residual, inner = exchange.state
+                before = ErrorFeedbackState(state.residual, inners[number])
+                exchange = yield from method.exchange(ops, bucket, given, before, world)
+                residual, inners[number] = exchange.state
             else:
-                exchange = yield from method.exchange(ops, bucket, x, inner, world)
-                residual, inner = ops.zeros((bucket.numel,), bucket.dtype), exchange.state
-            inners = (*state.inner[:number], inner, *state.inner[number + 1 :])
-            return Exchange(exchange.total, PhasesState(state.step + 1, residual, inners))
+                exchange = yield from method.exchange(ops, bucket, given, inners[number], world)
+                residual, inners[number] = ops.zeros((bucket.numel,), bucket.dtype), exchange.state
+            return Exchange(exchange.total, PhasesState(state.step + 1, residual, tuple(inners)))
 
-        index = ops.stage(state.step, [begin for begin, _ in self.phases[1:]])
-        taken: Exchange = yield Branch(index, tuple(partial(run, number) for number in range(len(self.phases))))
+        begins: list[int] = []
+        branches = [partial(run, 0)]
+        for number, (begin, _) in enumerate(self.phases[1:], start=1):
+            if _may_hold(state.inner[number - 1]):
+                begins.append(begin)
+                branches.append(partial(run, number, flushes=True))
+                begin += 1
+            begins.append(begin)
+            branches.append(partial(run, number))
+        taken: Exchange = yield Branch(ops.stage(state.step, begins), tuple(branches))
         return taken
+
+
+def _may_hold(state: State) -> bool:
+    """Return whether `Method.flush` may find something in a state."""
+    return any(kind.role in (Role.SERVED, Role.PASSING) for kind in kinds(state).values())
 
 
 class DelayedState(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,14 +11,17 @@ from catalogue import EXAMPLES, bare, each_way, one_in
 from worlds import Arr, bucket_of, leaves, normal, ops_of
 
 from hvd_compress import LocalWorld
-from hvd_compress.core.collectives import World
-from hvd_compress.core.lockstep import lockstep
-from hvd_compress.core.state_tree import Per, flatten, kinds, unflatten
+from hvd_compress.core.collectives import State, World
+from hvd_compress.core.lockstep import lockstep, worlds
+from hvd_compress.core.state_tree import Per, Role, flatten, kinds, unflatten
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method
+from hvd_compress.methods.cast import Dense
 from hvd_compress.methods.lowrank import LowRank
-from hvd_compress.wrappers.error_feedback import ErrorFeedback
+from hvd_compress.wrappers.error_feedback import EF21, ErrorFeedback
+from hvd_compress.wrappers.hierarchy import Hierarchical
+from hvd_compress.wrappers.schedule import Delayed, Phases, schedule
 
 SPECS = list(EXAMPLES)
 BUCKET = bucket_of((20, 30), (4, 3, 5, 5), (1,), (7,))
@@ -149,6 +153,58 @@ def test_residuals_telescope(spec: str) -> None:
     atol = STEPS * 8 * 2**-8 if EXAMPLES[spec].total == "rounded" else 1e-8  # no rank can keep what that takes away
     np.testing.assert_allclose(got + kept, true, atol=atol)
     assert np.abs(kept).max() > 1e-6  # something was kept back: the law did not hold for want of compression
+
+
+def held(state: State) -> float:
+    """The largest magnitude of what a state keeps back of the gradients."""
+    back = {path for path, kind in kinds(state).items() if kind.residual or kind.role is Role.SERVED}
+    return max((float(np.abs(leaf).max()) for path, leaf in leaves(state).items() if path in back), default=0.0)
+
+
+ENDING_DENSE: dict[str, Callable[[Method], Method]] = {
+    "every=": lambda method: schedule(method, every=3),
+    "phases=": lambda method: Phases(((0, method), (2, Dense()))),
+    "delay=": lambda method: Delayed(method, 3),
+}
+
+
+@pytest.mark.parametrize(
+    ("spec", "way", "size", "local_size"),
+    one_in(
+        4,
+        [*((spec, way, 3, 1) for way in ENDING_DENSE for spec in SPECS), *((spec, "every=", 4, 2) for spec in GRAPHS)],
+    ),
+)
+def test_after_a_dense_step_nothing_is_outstanding(spec: str, way: str, size: int, local_size: int) -> None:
+    """All that was given has been delivered, unless the method drops some of it by design."""
+    method = Hierarchical(bare(spec)) if local_size > 1 else bare(spec)
+    memory = ErrorFeedback(method) if method.supports_feedback else method
+    bucket, ops, ending = bucket_of((40, 25), dtype="float64"), ops_of("numpy"), ENDING_DENSE[way](memory)
+    states = [ending.init(ops, bucket, world) for world in worlds(size, local_size)]
+    rng = np.random.default_rng(0)
+    missing = np.zeros(1000)
+    for _ in range(3):
+        xs = [rng.standard_normal(1000) for _ in range(size)]
+        missing += sum(xs)
+        results = lockstep(ops, ending, bucket, xs, states, local_size=local_size)
+        states = [result.state for result in results]
+        missing -= results[0].total
+    assert max(map(held, states)) == 0
+    if spec in RETAINING and EXAMPLES[spec].total in ("exact", "served"):
+        np.testing.assert_allclose(missing, 0, atol=1e-8)
+
+
+def test_a_dense_step_of_ef21_makes_errors_of_servers_obsolete() -> None:
+    """A gradient that stays as it is changes nothing in the step after."""
+    bucket, ops, method = bucket_of((40, 25)), ops_of("numpy"), EF21(bare("efsignsgd:twoway=on"))
+    memory = schedule(method, every=2)
+    states = [memory.init(ops, bucket, world) for world in worlds(2)]
+    xs = normal(bucket, 2)
+    for step in range(3):
+        results = lockstep(ops, memory, bucket, [x.copy() for x in xs], states)
+        states = [result.state for result in results]
+        if step:
+            np.testing.assert_allclose(results[0].total, sum(xs), atol=1e-6)
 
 
 @on(ALL, [spec for cls in REGISTRY.values() for spec in cls.lossless])
