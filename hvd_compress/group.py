@@ -71,6 +71,11 @@ class Group:
         number: Hashable = self.process_set.process_set_id
         return number
 
+    @property
+    def members(self) -> Sequence[int]:
+        """The ranks of the process set; empty for all ranks."""
+        return tuple(self.process_set.ranks or ())
+
     def lanes(self, keys: Sequence[str]) -> Mapping[str, Self]:
         """Return this group for each bucket, as Horovod matches collectives by their names."""
         return dict.fromkeys(keys, self)

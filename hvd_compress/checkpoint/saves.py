@@ -77,42 +77,47 @@ def identity(saved: Saved) -> set[tuple[str, int, int, int, int]]:
 
 
 def follows(mine: Saved, older: Saved) -> bool:
-    """Return whether a save is a later one of the same job, so that all ranks have exchanged gradients in between."""
-    now, then = _of_all_ranks(mine), _of_all_ranks(older)
-    return any(now[name][0] == then[name][0] and now[name][1] > then[name][1] for name in now.keys() & then.keys())
+    """Return whether a rank's state is a later one of the same job, so that its ranks have exchanged since then."""
+    both = mine.sessions.keys() & older.sessions.keys()
+    pairs = [(mine.sessions[name], older.sessions[name]) for name in both]
+    return any(now.job == then.job and now.steps > then.steps for now, then in pairs)
 
 
 def _may_belong_together(a: Saved, b: Saved) -> bool:
     """Return whether the files of two ranks may be of the same save."""
-    ours, theirs = _of_all_ranks(a), _of_all_ranks(b)
+    ours = {name: _moment(session) for name, session in a.sessions.items() if b.rank in session.members}
+    theirs = {name: _moment(session) for name, session in b.sessions.items() if a.rank in session.members}
     both = ours.keys() & theirs.keys()
     if (ours or theirs) and not both:
         return False
-    # Disjoint process sets have different job numbers.
+    # Ranks that never meet have different job numbers.
     names = a.sessions.keys() & b.sessions.keys() - both
     return all(ours[name] == theirs[name] for name in both) and all(
         a.sessions[name].steps == b.sessions[name].steps for name in names
     )
 
 
-def _of_all_ranks(saved: Saved) -> dict[str, Moment]:
-    """Return job and steps of the sessions that all ranks take part in."""
-    return {name: (s.job, s.steps) for name, s in saved.sessions.items() if s.size == saved.size}
+def _moment(session: SavedSession) -> Moment:
+    return session.job, session.steps
 
 
 def flaw(found: Sequence[Saved], size: int) -> str:
     """Return why the files of a save cannot be loaded; empty if they can.
 
+    It needs the files of the ranks that trained together: others have nothing to save.
+
     Args:
         found: The files, without their arrays.
         size: World size when they were saved.
     """
-    missing = sorted(set(range(size)) - {one.rank for one in found})
+    names = {name for one in found for name in one.sessions}
+    ranks = {rank for one in found for session in one.sessions.values() for rank in session.members} or set(range(size))
+    missing = sorted(ranks - {one.rank for one in found})
     if missing:
-        ranks = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
-        return f"the files of {len(missing)} of {size} ranks are missing ({ranks})"
+        few = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
+        return f"the files of {len(missing)} of {len(ranks)} ranks are missing ({few})"
     known = common(found)
-    if any(map(_of_all_ranks, found)) and not _of_all_ranks(found[0]).keys() & known:
+    if names and not names & known:
         return "its files are of different saves"
     return next((reason for name in sorted(known) for reason in _flaws(name, found)), "")
 
@@ -120,25 +125,27 @@ def flaw(found: Sequence[Saved], size: int) -> str:
 def common(every: Sequence[Saved]) -> set[str]:
     """Return the names of the sessions that can be restored.
 
-    A session of all ranks that is missing in some files belongs to a deleted model, which some ranks noticed earlier.
+    A session that is missing in the file of one of its ranks belongs to a deleted model, which some ranks noticed
+    earlier.
     """
     names = {name for one in every for part in (one, *one.carried) for name in part.sessions}
-    of_all = {name for one in every for name in _of_all_ranks(one)}
-    return {name for name in names if name not in of_all or all(name in one.sessions for one in every)}
+    has = {one.rank: one.sessions.keys() for one in every}
+    held = [(name, rank) for one in every for name, session in one.sessions.items() for rank in session.members]
+    return names - {name for name, rank in held if name not in has.get(rank, ())}
 
 
 def needed(found: Sequence[Saved], rank: int, size: int) -> list[Saved]:
     """Return the states of a complete save that a rank needs, limited to the sessions that it restores.
 
     Args:
-        found: The states of all ranks.
+        found: The states of all ranks that saved.
         rank: This rank.
         size: Current world size.
     """
     names = common(found)
     chosen = []
     for one in found:
-        own = one.rank == rank or len(found) != size
+        own = one.rank == rank or one.size != size
         if own or one.carried:
             chosen.append(one._replace(sessions={n: s for n, s in one.sessions.items() if own and n in names}))
     return chosen

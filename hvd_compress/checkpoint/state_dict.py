@@ -44,6 +44,7 @@ class SavedSession(NamedTuple):
         came: How the gradient of each parameter arrived in the first step, if buckets depend on it.
         local_size: Number of ranks on each node.
         gradients: Its parameters; empty if they are known by the session's name alone, as in direct calls.
+        process_set: Ranks of the process set, as the job numbers them; empty for all ranks.
     """
 
     rank: int
@@ -57,6 +58,12 @@ class SavedSession(NamedTuple):
     came: Sequence[int] | None = None
     local_size: int = 1
     gradients: Sequence[Gradient] = ()
+    process_set: Sequence[int] = ()
+
+    @property
+    def members(self) -> Sequence[int]:
+        """Ranks of the process set, as the job numbers them."""
+        return self.process_set or range(self.size)
 
 
 class Saved(NamedTuple):
@@ -145,6 +152,7 @@ def from_dict(state: Any, convert: Callable[[Any], Any]) -> Saved:
                     Gradient(str(parameter), tuple(map(int, shape)), str(dtype), str(device))
                     for parameter, shape, dtype, device in session["gradients"]
                 ),
+                tuple(map(int, session["process_set"])),
             )
             for name, session in state["sessions"].items()
         }

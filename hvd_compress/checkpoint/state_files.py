@@ -151,19 +151,20 @@ def _clean_up(folder: Path, number: int, saved: Saved) -> None:
     for partial in folder.glob(File(number, saved.rank, saved.size).partial(folder).name.replace(f"{number:06d}", "*")):
         partial.unlink(missing_ok=True)
     older = [file for file in files_in(folder) if file.number < number]
-    if not older:
+    last = next((file for file in older if file.rank == saved.rank or file.size != saved.size), None)
+    if last is None:
         return
-    _, why = _inspect(folder, older, older[0].number, older[0].size)
+    _, why = _inspect(folder, older, last.number, last.size)
     if not why:
         for file in older:
-            if file.number < older[0].number and file.rank % saved.size == saved.rank:
+            if file.number < last.number and file.rank % saved.size == saved.rank:
                 file.path(folder).unlink(missing_ok=True)
         return
-    before = _glance(folder, File(older[0].number, saved.rank, saved.size))
+    before = _glance(folder, File(last.number, saved.rank, saved.size))
     if before is not None and follows(saved, before):  # all ranks have made a step since then
         _LOG.warning(
             "save %d in %s cannot be loaded: %s; all ranks must save at the same steps, into one shared folder",
-            older[0].number,
+            last.number,
             folder,
             why,
         )
@@ -187,22 +188,28 @@ def load(folder: str | os.PathLike[str], rank: int, size: int) -> list[Saved]:
     """Read what a rank needs of the newest complete save; incomplete saves are skipped with a warning.
 
     Returns:
-        The file of this rank alone if the world size is unchanged; otherwise those of all ranks.
+        The file of this rank alone if the world size is unchanged, none if it has saved nothing; otherwise those of
+        all ranks.
 
     Raises:
         StateError: If no save is complete, or a file of the newest complete save is damaged.
     """
     folder = Path(folder)
-    there, flaws = files_in(folder), list[str]()
+    there, flaws, apart = files_in(folder), list[str](), False
     for number, before in dict.fromkeys((file.number, file.size) for file in there):
         found, why = _inspect(folder, there, number, before)
-        if not why:
+        if not why and before == size and rank not in (one.rank for one in found):
+            apart = True  # it is of ranks that train without this one
+        elif not why:
             for skipped in flaws:
                 _LOG.warning("%s: skipped %s; resuming from save %d", folder, skipped, number)
             return [
                 _restrict(read(File(number, one.rank, one.size).path(folder)), one) for one in needed(found, rank, size)
             ]
-        flaws.append(f"save {number} (hvd_compress-{number:06d}-*-of-{before:05d}.npz): {why}")
+        else:
+            flaws.append(f"save {number} (hvd_compress-{number:06d}-*-of-{before:05d}.npz): {why}")
+    if apart and not any((file.rank, file.size) == (rank, size) for file in there):
+        return []
     if not flaws:
         raise StateError(
             f"the folder {folder} holds no saved state that this version can read: pass the folder that"

@@ -254,6 +254,7 @@ class ThreadTransport:
     _connected: list[bool] = field(default_factory=list, repr=False, compare=False)
 
     missing = LACKS
+    members = ()
 
     @property
     def epoch(self) -> tuple[int, int, int]:

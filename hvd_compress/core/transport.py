@@ -73,6 +73,10 @@ class Renewable(Transport, Protocol):
     def ordered(self) -> bool:
         """Whether all ranks must start collectives in the same order."""
 
+    @property
+    def members(self) -> Sequence[int]:
+        """The ranks that take part, as the job numbers them; empty for all ranks."""
+
     def lanes(self, keys: Sequence[str]) -> Mapping[str, Transport] | None:
         """Return a transport for each bucket, if its collectives need not be ordered with those of others.
 

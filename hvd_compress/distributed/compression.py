@@ -122,6 +122,7 @@ class DistributedCompressor(ReducingCompressor):
         super().__init__(method, merge, Registry(lambda model: False, _CURE), _CURE)
         self._passthrough = Passthrough(method.core, self._meter)
         self._all_sharded: list[ShardedReducer] = []
+        self._models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         self._warned = False
 
     def register(
@@ -236,6 +237,7 @@ class DistributedCompressor(ReducingCompressor):
                 " skip_all_reduce_unused_params=False"
             )
         self._known(model, optimizer)
+        self._models.add(model)
         return Registered(self, model, 1.0 if op == "sum" else 1.0 / model.process_group.size())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -351,11 +353,26 @@ class DistributedCompressor(ReducingCompressor):
         handshake.verify()
         registered.agreed = True
 
+    def group(self) -> dist.ProcessGroup:
+        """Return the process group of all models; that of all ranks if there is none, or if they have several.
+
+        Raises:
+            UnsupportedError: If there is no process group yet.
+        """
+        transports = (one.transport for one in self._registry)
+        groups = {one.group for one in transports if isinstance(one, GroupTransport)}
+        groups |= {model.process_group for model in self._models}
+        return groups.pop() if len(groups) == 1 and not self._sharded() else self._everyone()
+
     def _world(self) -> World:
+        return GroupTransport.of(self._everyone()).world
+
+    @staticmethod
+    def _everyone() -> dist.ProcessGroup:
         group = dist.group.WORLD
         if group is None:
             raise UnsupportedError("there is no process group yet: call torch.distributed.init_process_group() first")
-        return GroupTransport.of(group).world
+        return group
 
 
 def check_op(op: str) -> None:

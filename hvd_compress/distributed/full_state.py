@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from hvd_compress.checkpoint.saves import flaw, needed
 from hvd_compress.distributed.compression import DistributedCompressor
+from hvd_compress.distributed.meeting import meet
 from hvd_compress.errors import StateError
 from hvd_compress.torch.compressor import parse
 
@@ -31,14 +32,18 @@ class FullState:
         self._compression = compression
 
     def state_dict(self) -> dict[str, Any]:
-        """Gather the states of all ranks. Call it on all ranks, after the same step.
+        """Gather the states of all ranks. Call it on all ranks of the models, after the same step.
 
         Returns:
             The states that `DistributedCompressor.state_dict` returns on each rank; the same on all ranks.
+
+        Raises:
+            StateError: If another rank does not call it within the time limit of the process group.
         """
-        mine = self._compression.state_dict()
-        states: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(states, mine)
+        mine, group = self._compression.state_dict(), self._compression.group()
+        meet(group, "FullState(compression).state_dict()")
+        states: list[Any] = [None] * group.size()
+        dist.all_gather_object(states, mine, group)
         # torch.distributed.checkpoint loads only keys that are there before it loads. Those of a compressor before its
         # first step are not, so all states are one value: a tuple is not flattened into keys.
         return {"ranks": tuple(states)}

@@ -234,6 +234,11 @@ class GroupTransport:
         return LACKS | {ReduceScatter} if self.back is None and self._over_gloo else LACKS
 
     @property
+    def members(self) -> Sequence[int]:
+        """The ranks of the process group."""
+        return tuple(dist.get_process_group_ranks(self.group))
+
+    @property
     def epoch(self) -> Any:
         """The group: there is another one after ``destroy_process_group``."""
         return self.group

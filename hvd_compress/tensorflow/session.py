@@ -234,6 +234,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
             shared=shared,
             local_size=world.local_size,
             gradients=self.gradients,
+            process_set=self.transport.members,
         )
 
     def restore(self, saved: SavedSession) -> None:

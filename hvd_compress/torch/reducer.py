@@ -389,6 +389,7 @@ class Reducer:
             came,
             world.local_size,
             self.gradients,
+            self.transport.members,
         )
 
     def restore(self, saved: SavedSession) -> None:

@@ -171,13 +171,34 @@ def test_groups_of_ranks_save_together(tmp_path: Path) -> None:
     """Two pairs of ranks that never meet, with numbers of their own."""
 
     def part(rank: int, steps: int) -> Saved:
-        return Saved("topk", rank, 4, {"m": SavedSession(rank % 2, 2, steps, {}, job=10 + rank // 2)})
+        session = SavedSession(
+            rank % 2, 2, steps, {}, job=10 + rank // 2, process_set=[rank // 2 * 2, rank // 2 * 2 + 1]
+        )
+        return Saved("topk", rank, 4, {"m": session})
 
     for steps in (3, 6):
         for rank in (2, 0, 3, 1):
             state_files.save(tmp_path, part(rank, steps))
     state_files.save(tmp_path, part(1, 9))
     assert [loaded(tmp_path, rank, 4) for rank in range(4)] == [[(rank % 2, 6, 10 + rank // 2)] for rank in range(4)]
+
+
+def test_ranks_that_do_not_train_need_not_save(tmp_path: Path) -> None:
+    """Ranks 1 and 2 of 4 train; an incomplete save is skipped, older ones are removed, another job comes between."""
+
+    def save(rank: int, steps: int, job: int = 7) -> Path:
+        session = SavedSession(rank - 1, 2, steps, {}, job=job, process_set=[1, 2])
+        return state_files.save(tmp_path, Saved("topk", rank, 4, {"m": session}))
+
+    for steps in (3, 6, 9):
+        save(1, steps)
+        if steps < 9:
+            save(2, steps)
+    assert [loaded(tmp_path, rank, 4) for rank in range(4)] == [[], [(0, 6, 7)], [(1, 6, 7)], []]
+    for rank in (2, 1):
+        save(rank, 9, job=8)
+    assert [loaded(tmp_path, rank, 4) for rank in range(4)] == [[], [(0, 9, 8)], [(1, 9, 8)], []]
+    assert len(state_files.load(tmp_path, 0, 2)) == 2
 
 
 def test_a_model_that_is_gone_on_some_ranks(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.torch
-from hvd_compress.distributed import Compression, FullState, hook
+from hvd_compress.distributed import Compression, FullState, hook, meeting
 from hvd_compress.errors import DisagreementError, SpecError, StateError, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -337,6 +338,42 @@ def test_the_state_of_all_ranks_is_the_same_on_all_and_must_fit() -> None:
     with pytest.raises(StateError, match="as each rank has its own residual"):
         compression.load_state_dict(state["ranks"][hvd.rank() - 1])
     loss_of(wrapped, 1).backward()  # type: ignore[no-untyped-call]
+
+
+def test_a_part_of_the_ranks_trains_and_saves(tmp_path: Path) -> None:
+    """The others need not call anything; if they load, they get nothing."""
+    folder = Path(hvd.broadcast_object(str(tmp_path)))
+    group = dist.new_group(list(range(0, SIZE, 2)))
+    if hvd.rank() % 2 == 0:
+        compression = Compression.topk(ratio=0.1, min_size=0)
+        train(compression, range(3), process_group=group)
+        compression.save(folder)
+        state = FullState(compression).state_dict()
+        assert len(state["ranks"]) == group.size()
+    hvd.barrier()
+    one, other = (Compression.topk(ratio=0.1, min_size=0) for _ in range(2))
+    one.load(folder)
+    if hvd.rank() % 2 == 0:
+        FullState(other).load_state_dict(state)
+        for loaded in (one, other):
+            assert_same_states(loaded.state_dict(), compression.state_dict())
+    else:
+        assert not one.state_dict()["sessions"]
+
+
+def test_a_rank_that_gathers_the_states_alone_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(meeting, "PATIENCE", 0.1)
+    monkeypatch.setattr(meeting, "_limit", lambda group: timedelta(seconds=0.3))
+    full = FullState(Compression.topk())
+    if hvd.rank() == 0:
+        with pytest.raises(StateError, match=r"for the ranks \[1.*\] .* and not inside 'if rank == 0:'"):
+            full.state_dict()
+        assert caplog.text.count("which have not called it") == 1
+    hvd.barrier()
+    monkeypatch.undo()
+    assert len(full.state_dict()["ranks"]) == SIZE
 
 
 @pytest.mark.parametrize("spec", ["topk:ratio=0.1,min_size=0", "powersgd:rank=2,min_size=0"])
