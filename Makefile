@@ -48,7 +48,7 @@ test: dev ## Run all tests: under horovodrun with 2 and 3 ranks, then all others
 commands: dev ## Run all commands of the documents, on little data (10 minutes, as root for emulated hosts)
 	$(VENV)/python -m pytest -n 2 tests/commands
 
-soak: dev ## Run long jobs with faults, 300 random schedules of faults, and the longest tests (an hour)
+soak: dev ## Run long jobs with faults, 300 random schedules of faults, thousands of random programs, and the longest tests (an hour)
 	$(PYTEST) --long
 	$(VENV)/python tests/soak/run.py
 	$(VENV)/python tests/parallel/run.py soak

@@ -129,6 +129,13 @@ def schedules(framework: str, count: int) -> Outcome:
     return Outcome(job.returncode == 0, steps, f"{faults} of all kinds", "", note)
 
 
+def law(adapter: str, draws: int) -> Outcome:
+    """Random programs: what ranks give is delivered."""
+    command = [sys.executable, str(HERE.parent / "laws" / "run.py"), adapter, "--draws", str(draws)]
+    job = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=3600)
+    return Outcome(job.returncode == 0, "", "of all kinds", "", job.stdout.splitlines()[-1])
+
+
 JOBS: dict[str, Callable[[], Outcome]] = {
     "elastic, PyTorch": lambda: elastic("pytorch"),
     "elastic, TensorFlow": lambda: elastic("keras"),
@@ -139,6 +146,10 @@ JOBS: dict[str, Callable[[], Outcome]] = {
     "slow rank": slow,
     "schedules, PyTorch": lambda: schedules("torch", 200),
     "schedules, TensorFlow": lambda: schedules("keras", 100),
+    "law, LocalWorld": lambda: law("local", 2000),
+    "law, threads": lambda: law("threads", 2000),
+    "law, DDP": lambda: law("ddp", 200),
+    "law, PyTorch": lambda: law("horovod", 200),
     "long, PyTorch": lambda: long("pytorch"),
     "long, TensorFlow": lambda: long("keras"),
 }
