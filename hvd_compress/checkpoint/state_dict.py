@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
+import operator
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 
-from hvd_compress.bucketing import Gradient, Merge, check_merge
+from hvd_compress.bucketing import PRECISION, Gradient, Merge, check_merge
 from hvd_compress.checkpoint.agreement import unwrapped
 from hvd_compress.checkpoint.resharding import Former, Kept, Leaves, redistribute
 from hvd_compress.core.collectives import World
@@ -136,29 +138,29 @@ def from_dict(state: Any, convert: Callable[[Any], Any]) -> Saved:
     try:
         sessions = {
             str(name): SavedSession(
-                int(session["rank"]),
-                int(session["size"]),
-                int(session["steps"]),
+                _whole(session["rank"]),
+                _whole(session["size"], least=1),
+                _whole(session["steps"]),
                 {
                     str(key): {str(path): convert(leaf) for path, leaf in leaves.items()}
                     for key, leaves in session["buckets"].items()
                 },
                 *_partition(session.get("merge"), session.get("search")),
-                int(session["job"]),
-                int(session["shared"]),
-                None if session["came"] is None else [int(one) for one in session["came"]],
-                int(session["local_size"]),
-                tuple(
-                    Gradient(str(parameter), tuple(map(int, shape)), str(dtype), str(device))
-                    for parameter, shape, dtype, device in session["gradients"]
-                ),
-                tuple(map(int, session["process_set"])),
+                _whole(session["job"]),
+                _whole(session["shared"]),
+                None if session["came"] is None else [_whole(one, most=2) for one in session["came"]],
+                _whole(session["local_size"], least=1),
+                tuple(_parameter(*one) for one in session["gradients"]),
+                tuple(map(_whole, session["process_set"])),
             )
             for name, session in state["sessions"].items()
         }
+        for one in sessions.values():
+            if one.came is not None and one.gradients and len(one.came) != len(one.gradients):
+                raise ValueError(f"{len(one.came)} arrivals of {len(one.gradients)} gradients")
         carried = tuple(from_dict(part, convert) for part in state["carried"])
-        return Saved(str(state["method"]), int(state["rank"]), int(state["size"]), sessions, carried)
-    except (AttributeError, KeyError, SpecError, TypeError, ValueError) as error:
+        return Saved(str(state["method"]), _whole(state["rank"]), _whole(state["size"], least=1), sessions, carried)
+    except (AttributeError, KeyError, OverflowError, SpecError, TypeError, ValueError) as error:
         raise StateError(f"this state of a compressor is damaged: {error!r}; load another one") from error
 
 
@@ -166,7 +168,28 @@ def _partition(merge: Any, search: Any) -> tuple[Merge | None, list[tuple[float,
     """Read the partition and the autotuning of a saved session."""
     if merge is not None:
         check_merge(merge)
-    return merge, None if search is None else [tuple(map(float, timing)) for timing in search]
+    return merge, None if search is None else [_timing(*timing) for timing in search]
+
+
+def _timing(seconds: Any, spread: Any) -> tuple[float, float]:
+    """Read a timing; infinite seconds are those of a candidate without steps left."""
+    if not (seconds >= 0 and 0 <= spread < math.inf):
+        raise ValueError(f"a step of {seconds} s within {spread} s")
+    return float(seconds), float(spread)
+
+
+def _whole(number: Any, least: int = 0, most: int = 2**63 - 1) -> int:
+    """Read a whole number."""
+    if not least <= operator.index(number) <= most:
+        raise ValueError(f"{number} is not in {least} .. {most}")
+    return operator.index(number)
+
+
+def _parameter(name: Any, shape: Any, dtype: Any, device: Any) -> Gradient:
+    """Read the description of a gradient."""
+    if dtype not in PRECISION.values():
+        raise ValueError(f"{dtype!r} is no dtype of a gradient")
+    return Gradient(str(name), tuple(map(_whole, shape)), dtype, str(device))
 
 
 class Restorable(Protocol):
@@ -403,4 +426,10 @@ def _check(key: str, fresh: Leaves, saved: Leaves, kinds: Mapping[str, Kind]) ->
             raise StateError(
                 f"{path!r} of bucket {key!r} does not match: expected shape {old.shape} and {old.dtype}, got shape"
                 f" {new.shape} and {new.dtype}; resume with the model, merge= and method that were saved"
+            )
+        if new.dtype.kind == "f" and not np.isfinite(new).all() and np.isfinite(old).all():
+            raise StateError(
+                f"{path!r} of bucket {key!r} has {np.count_nonzero(~np.isfinite(new))} of {new.size} numbers that are"
+                " not finite, which would spoil all later steps: load an older save, or start without loading"
+                " (residuals begin at zero)"
             )

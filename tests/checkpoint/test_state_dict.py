@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 from catalogue import SPECS, one_in
+from hypothesis import given
+from hypothesis import strategies as st
 from worlds import bucket_of, normal
 
 from hvd_compress import parse
+from hvd_compress.bucketing import Gradient
 from hvd_compress.checkpoint.resharding import Kept
+from hvd_compress.checkpoint.saves import flaw
 from hvd_compress.checkpoint.state_dict import Loaded, Saved, SavedSession, fingerprint, from_dict, restored, to_dict
 from hvd_compress.core.collectives import World
 from hvd_compress.core.lockstep import lockstep
@@ -142,3 +148,52 @@ def test_ranks_can_tell_from_a_checksum_that_they_have_drifted_apart(spec: str) 
         if kind.role is Role.SHARED:
             changed = {**leaves, path: np.asarray(leaves[path]) + 1}
             assert fingerprint({"b0": changed}, {"b0": known}) not in sums
+
+
+def places(part: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of all values in nested dicts and lists, without those in arrays."""
+    if not isinstance(part, dict | list) or len(part) > 20:
+        return [path]
+    inner = part.items() if isinstance(part, dict) else enumerate(part)
+    return [path, *(place for key, one in inner for place in places(one, (*path, key)))]
+
+
+ODD: list[Any] = [math.inf, -math.inf, math.nan, 1e300, -1, 2**70, 0.5, None, True, "", "x", [], {}, [1], {"a": 1}]
+
+
+@given(data=st.data())
+def test_a_state_with_odd_values_is_refused_or_means_what_it_says(data: st.DataObject) -> None:
+    """By no other error than a `StateError`: until a model has its residual."""
+    saved = trained(1, 4)
+    gradients = [Gradient("w", (40, 30), "float32"), Gradient("b", (7,), "float32")]
+    session = saved.sessions["m"]._replace(
+        merge="at:1", search=[(0.5, 0.25)], came=[2, 2], gradients=gradients, process_set=[0, 1, 2, 3]
+    )
+    state: Any = to_dict(saved._replace(sessions={"m": session}, carried=[trained(0, 2)]), lambda leaf: leaf)
+    state = json.loads(json.dumps(state, default=np.ndarray.tolist))
+    *path, last = data.draw(st.sampled_from([place for place in places(state) if place]))
+    target = state
+    for key in path:
+        target = target[key]
+    target[last] = data.draw(st.sampled_from(ODD))
+    try:
+        back = from_dict(
+            state, lambda leaf: np.asarray(leaf, np.float32) if isinstance(leaf, list) and len(leaf) > 20 else leaf
+        )
+        loaded = Loaded()
+        loaded.put([back], "onebit")
+        loaded.find("m", new(4), World(1, 4))
+        flaw([back], back.size)
+    except StateError:
+        return
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_residual_that_is_not_finite_is_refused(value: float) -> None:
+    saved = trained(0, 1)
+    for path in ("residual", "inner.served"):
+        leaves = dict(saved.sessions["m"].buckets["b0"])
+        leaves[path] = np.where(np.arange(leaves[path].size) == 3, value, leaves[path]).astype(np.float32)
+        bad = saved._replace(sessions={"m": saved.sessions["m"]._replace(buckets={"b0": leaves})})
+        with pytest.raises(StateError, match=f"'{path}' of bucket 'b0' has 1 of 1207 numbers that are not finite"):
+            restored([bad], "m", new(1), World(0, 1))
