@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
+from urllib.error import HTTPError
+from urllib.request import ProxyHandler, Request, build_opener
 
 from hvd_compress.core.collectives import Scope, World
 from hvd_compress.core.lowering import LACKS
 from hvd_compress.core.nodes import placed
-from hvd_compress.errors import UnsupportedError
+from hvd_compress.errors import DisagreementError, UnsupportedError
 
 _SCOPES: tuple[Scope, Scope] = ("node", "across")
+
+_PATIENCE = 120.0
+"""Seconds in which all ranks have called `node_process_sets`."""
 
 _SETS: dict[Scope, Any] = {}
 """Process sets of this rank within its node and across nodes."""
@@ -24,21 +30,60 @@ def node_process_sets() -> list[Any] | str:
     horovodrun with Gloo tells the nodes of the ranks before Horovod starts. For others, Horovod adds the process sets
     later, which costs an exchange of all ranks in each of its cycles.
 
+    Call it on all ranks.
+
     Returns:
         An ``hvd.ProcessSet`` for each node, and one for the ranks of equal local rank on all nodes; none if all ranks
         are on one node or on nodes of their own, or if nodes have different numbers of ranks. With other launchers,
         ``"dynamic"``.
+
+    Raises:
+        DisagreementError: If another rank does not call it.
     """
     from horovod.common.process_sets import ProcessSet
 
-    names = [f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE")]
-    if not os.environ.keys() >= set(names):
+    numbers = [f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
+    server = [f"HOROVOD_GLOO_RENDEZVOUS_{name}" for name in ("ADDR", "PORT")]
+    if not os.environ.keys() >= {*numbers, *server}:
         return "dynamic"
-    rank, size, local_rank, local_size, nodes = (int(os.environ[name]) for name in names)
+    rank, size, local_rank, local_size = (int(os.environ[name]) for name in numbers)
+    store = _Store("{}:{}".format(*(os.environ[name] for name in server)))
+    store.put(f"rank.{rank}", f"{local_rank} of {local_size}")
     world = placed(range(size), rank, local_rank, local_size)
-    if world.local_size in (1, size) or local_size * nodes != size:
+    firsts = range(0, size, local_size)
+    # Where the first ranks of all nodes are on nodes of this size, each rank finds so; a rank alone cannot tell.
+    if world.local_size in (1, size) or any(store.get(f"rank.{one}") != f"0 of {local_size}" for one in firsts):
         return []
     return [ProcessSet(list(ranks)) for scope in _SCOPES for ranks in world.partition(scope)]
+
+
+class _Store:
+    """The store of horovodrun, by which the ranks meet.
+
+    Args:
+        address: Host and port.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._url = f"http://{address}/hvd_compress.nodes"
+        self._open = build_opener(ProxyHandler({})).open
+
+    def put(self, key: str, value: str) -> None:
+        """Set a value."""
+        self._open(Request(f"{self._url}/{key}", value.encode(), method="PUT"))
+
+    def get(self, key: str) -> str:
+        """Wait for a value and return it."""
+        begin = time.monotonic()
+        while time.monotonic() - begin < _PATIENCE:
+            try:
+                with self._open(f"{self._url}/{key}") as reply:
+                    return str(reply.read().decode())
+            except HTTPError:  # it is not there yet
+                time.sleep(0.05)
+        raise DisagreementError(
+            f"{key.replace('.', ' ')} has not called node_process_sets() within {_PATIENCE:.0f} s: call it on all ranks"
+        )
 
 
 @dataclass(frozen=True)

@@ -87,9 +87,13 @@ def save(folder: str | os.PathLike[str], saved: Saved) -> Path:
 
     Returns:
         Path of the file.
+
+    Raises:
+        StateError: If another compressor saves to the folder, too.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    _check_alone(folder, saved)
     arrays: dict[str, Any] = {}
 
     def place(leaf: Any) -> str:
@@ -106,6 +110,27 @@ def save(folder: str | os.PathLike[str], saved: Saved) -> Path:
     _write(file.path(folder), file.partial(folder), data)
     _clean_up(folder, file.number, saved)
     return file.path(folder)
+
+
+def _check_alone(folder: Path, saved: Saved) -> None:
+    """Reject a folder to which another compressor has saved since the last save of this one: it would load the newer.
+
+    Raises:
+        StateError: If it has.
+    """
+    mine = [file for file in files_in(folder) if (file.rank, file.size) == (saved.rank, saved.size)]
+    newest, *older = [_glance(folder, file) for file in mine[:3]] or [None]
+    if newest is None or any(session.job == _job(newest, name) for name, session in saved.sessions.items()):
+        return
+    if any(before is not None and follows(saved, before) for before in older):
+        raise StateError(
+            f"another compressor has saved to {folder} since this one did, and each would load the newer save of both:"
+            " use one folder per compressor"
+        )
+
+
+def _job(saved: Saved, name: str) -> int | None:
+    return saved.sessions[name].job if name in saved.sessions else None
 
 
 def _number(folder: Path, saved: Saved) -> int:

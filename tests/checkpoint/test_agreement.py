@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import pytest
+from horovod.runner.http.http_server import KVStoreServer
 
-from hvd_compress import node_process_sets, parse
+from hvd_compress import group, node_process_sets, parse
 from hvd_compress.bucketing import Gradient
 from hvd_compress.checkpoint.agreement import check, describe, label
 from hvd_compress.core.collectives import World
@@ -82,28 +84,42 @@ def test_nodes_of_a_set_of_ranks(ranks: Sequence[int], rank: int, local: tuple[i
     assert not launched(ranks, rank, {}).even
 
 
-def told(monkeypatch: pytest.MonkeyPatch, *numbers: int) -> list[list[int]]:
-    """Return the process sets of a rank that horovodrun tells these numbers."""
-    for name, number in zip(("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE"), numbers, strict=True):
-        monkeypatch.setenv(f"HOROVOD_{name}", str(number))
-    found = node_process_sets()
-    assert isinstance(found, list)
-    return [one.ranks for one in found]
+def told(monkeypatch: pytest.MonkeyPatch, *nodes: int) -> list[list[list[int]]]:
+    """Return the process sets of each rank, on nodes with so many ranks."""
+    server = KVStoreServer(verbose=0)
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", str(server.start_server()))
+    ranks = [(local_rank, local_size) for local_size in nodes for local_rank in range(local_size)]
+
+    def sets(rank: int, patience: float) -> list[list[int]]:
+        monkeypatch.setattr(group, "_PATIENCE", patience)
+        for name, number in zip(
+            ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"), (rank, len(ranks), *ranks[rank]), strict=True
+        ):
+            monkeypatch.setenv(f"HOROVOD_{name}", str(number))
+        found = node_process_sets()
+        assert isinstance(found, list)
+        return [one.ranks for one in found]
+
+    try:
+        for rank in range(len(ranks) - 1):
+            with contextlib.suppress(DisagreementError):
+                sets(rank, 0.0)
+        *_, last = found = [sets(rank, 10.0) for rank in reversed(range(len(ranks)))]
+    finally:
+        server.shutdown_server()
+    assert all(one == last for one in found)
+    return last
 
 
 def test_process_sets_are_those_within_nodes_and_across_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    for rank in range(6):
-        sets = told(monkeypatch, rank, 6, rank % 3, 3, 2)
-        assert sets == [[0, 1, 2], [3, 4, 5], [0, 3], [1, 4], [2, 5]]
-    assert told(monkeypatch, 1, 2, 0, 1, 2) == told(monkeypatch, 1, 2, 1, 2, 1) == []  # nodes of one rank, one node
+    assert told(monkeypatch, 3, 3) == [[0, 1, 2], [3, 4, 5], [0, 3], [1, 4], [2, 5]]
+    assert told(monkeypatch, 1, 1) == told(monkeypatch, 2) == []
 
 
-@pytest.mark.parametrize("nodes", [(2, 1), (2, 2, 1, 1), (8, 8, 4), (4, 2, 2)])
+@pytest.mark.parametrize("nodes", [(2, 1), (2, 2, 1, 1), (8, 8, 4), (4, 2, 2), (2, 4, 3)])
 def test_unequal_nodes_have_no_process_sets(nodes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = [(local_rank, local_size) for local_size in nodes for local_rank in range(local_size)]
-    for rank, (local_rank, local_size) in enumerate(ranks):
-        with_this = sum(size > local_rank for size in nodes)
-        assert not told(monkeypatch, rank, len(ranks), local_rank, local_size, with_this)
+    assert told(monkeypatch, *nodes) == []
 
 
 def test_other_launchers_leave_process_sets_to_horovod(monkeypatch: pytest.MonkeyPatch) -> None:

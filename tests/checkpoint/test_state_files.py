@@ -147,6 +147,21 @@ def test_saving_twice_is_saving_once(tmp_path: Path) -> None:
     assert loaded(tmp_path) == [(0, 5, 7)]
 
 
+@pytest.mark.parametrize("name", ["m", "n"])
+def test_two_compressors_need_two_folders(tmp_path: Path, name: str) -> None:
+    """Of models with other parameters, or with the same; a later job may go on with the folder of an earlier one."""
+
+    def of_other(steps: int, job: int = 8) -> Saved:
+        return Saved("topk", 0, 1, {name: SavedSession(0, 1, steps, {}, job=job)})
+
+    for one in (saved(0, 1), of_other(5), of_other(6), of_other(7, job=9)):
+        state_files.save(tmp_path, one)
+    state_files.save(tmp_path / "both", saved(0, 1))
+    state_files.save(tmp_path / "both", of_other(5))
+    with pytest.raises(StateError, match=r"another compressor has saved to .*: use one folder per compressor"):
+        state_files.save(tmp_path / "both", saved(0, 1, steps=6))
+
+
 @pytest.mark.parametrize("name", ["replace", "fsync"])
 def test_killed_while_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Before the file is in its place, so that a part is left; in the next save, which removes the part."""
