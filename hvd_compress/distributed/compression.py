@@ -4,7 +4,7 @@
 
 import logging
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
@@ -19,7 +19,7 @@ from hvd_compress.bucketing import Gradient, Merge
 from hvd_compress.checkpoint import agreement
 from hvd_compress.core.collectives import AllReduce, World
 from hvd_compress.distributed.transport import GroupTransport, Pending
-from hvd_compress.distributed.votes import GroupVotes
+from hvd_compress.distributed.votes import GroupVotes, wishes
 from hvd_compress.errors import SpecError, StateError, UnsupportedError
 from hvd_compress.spec import to_spec
 from hvd_compress.torch.buckets import Member, facts_of
@@ -53,10 +53,18 @@ class Registered:
         compressor: The compressor.
         model: The model.
         factor: Factor of sums over the ranks.
+        optimizers: The model's optimizers, as far as they are known.
     """
 
-    def __init__(self, compressor: "DistributedCompressor", model: DistributedDataParallel, factor: float) -> None:
+    def __init__(
+        self,
+        compressor: "DistributedCompressor",
+        model: DistributedDataParallel,
+        factor: float,
+        optimizers: Sequence[Any],
+    ) -> None:
         self.compressor = compressor
+        self.optimizers = optimizers
         self.factor = factor
         self.transport = GroupTransport.of(model.process_group)
         self.sparse = _sparse(model.module)
@@ -142,7 +150,8 @@ class DistributedCompressor(ReducingCompressor):
                 summed over them with compression, by any method, while the reduce-scatter within a replica stays as it
                 is. None to compress the reduce-scatter, which only some methods support.
             optimizer: The optimizer of the model, or all of them. With it, momentum that the method does not support
-                is an error, and Adam's where it costs loss is warned of.
+                is an error, Adam's where it costs loss is warned of, and gradients that are cleared before it has
+                applied them leave no residual.
 
         Returns:
             This compressor.
@@ -236,9 +245,10 @@ class DistributedCompressor(ReducingCompressor):
                 " state, as none and fp16: a step ends with the last bucket, which PyTorch may skip; leave"
                 " skip_all_reduce_unused_params=False"
             )
-        self._known(model, optimizer)
+        factor = 1.0 if op == "sum" else 1.0 / model.process_group.size()
+        registered = Registered(self, model, factor, self._known(model, optimizer))
         self._models.add(model)
-        return Registered(self, model, 1.0 if op == "sum" else 1.0 / model.process_group.size())
+        return registered
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the state of this rank; see `ReducingCompressor.load_state_dict`.
@@ -307,17 +317,18 @@ class DistributedCompressor(ReducingCompressor):
             future.set_result(buffer)
 
     def _begin(self, registered: Registered) -> Reducer:
-        members, transport = registered.members, registered.transport
+        members, transport, factor = registered.members, registered.transport, registered.factor
         label = agreement.label([Gradient(member.name, (), "") for member in members])
         reducer = Reducer(
             self._common,
             members,
             transport,
-            lambda world, asking: GroupVotes(transport, registered.factor, asking, self._meter.count),
+            lambda world, asking, undoing: GroupVotes(transport, factor, asking, undoing, self._meter.count),
             self._registry.label(label, {member.key for member in members}),
             replaces=True,
             complete=True,
         )
+        reducer.watch(registered.optimizers)
         self._registry.begin(registered.model(), reducer)
         registered.reducer = reducer
         return self._restored(reducer)
@@ -340,7 +351,7 @@ class DistributedCompressor(ReducingCompressor):
 
     def _agree(self, registered: Registered) -> None:
         """Verify that the ranks agree, as `Reducer` does in its first step."""
-        asks = AllReduce(torch.ones(1, dtype=torch.int64, device="cpu"))
+        asks = AllReduce(wishes(asking=True, undoing=False))
         registered.transport.start(asks, "").result()
         facts = agreement.describe(
             self.method,

@@ -17,17 +17,23 @@ _UNUSED, _USED, _BAD = 0, 1, 2
 """Votes for a gradient; the largest one of all ranks counts."""
 
 
+def wishes(asking: bool, undoing: bool) -> Tensor:
+    """Return what a rank tells as a step begins; the sum shows whether any rank asks, and whether all undo."""
+    return torch.tensor([asking, not undoing], dtype=torch.int32, device="cpu")
+
+
 class GroupVotes:
     """The votes of one step.
 
-    As it begins, ranks tell whether they want to verify that all agree. Then no payload is started before all of them
-    know, so that collectives are in the same order on all ranks. As it ends, they tell which gradients are not finite
-    and which parameters they have used.
+    As it begins, ranks tell whether they want to verify that all agree, and whether they want to undo the last step.
+    Then no payload is started before all of them know, so that collectives are in the same order on all ranks. As it
+    ends, they tell which gradients are not finite and which parameters they have used.
 
     Args:
         transport: Performs the collectives.
         scale: Factor of sums over the ranks.
         asking: This rank wants to verify that all ranks agree.
+        undoing: This rank wants to undo the last step.
         count: Called with each message.
 
     Attributes:
@@ -36,13 +42,20 @@ class GroupVotes:
 
     nbytes = 0
 
-    def __init__(self, transport: Transport, scale: float, asking: bool, count: Callable[[Collective], None]) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        scale: float,
+        asking: bool,
+        undoing: bool,
+        count: Callable[[Collective], None],
+    ) -> None:
         self._transport = transport
         self._scale = scale
         self._count = count
         self._peaks: list[float | Tensor] = []
         self._used: list[bool] = []
-        self._asked = self._start(torch.tensor([int(asking)], device="cpu"), "sum")
+        self._asked = self._start(wishes(asking, undoing), "sum")
         self._heard: Handle | None = None
         self._checked = False
 
@@ -61,7 +74,11 @@ class GroupVotes:
         return self._checked or not self._asks()
 
     def _asks(self) -> bool:
-        return bool(self._asked.result().item())
+        return bool(self._asked.result()[0].item())
+
+    def undoes(self) -> bool | None:
+        """Return whether all ranks undo the last step; None if not known yet."""
+        return not self._asked.result()[1].item() if self._asked.done() else None
 
     def give(self, peak: float | Tensor, call: Hashable = None, used: bool = True) -> Tensor:
         """Vote for a gradient; nothing travels yet."""

@@ -46,6 +46,11 @@ class BucketState:
         residual: Tensor | None = self.method.residual(self.state)
         return residual
 
+    @property
+    def keeps(self) -> bool:
+        """Whether the state keeps something of the gradients."""
+        return bool(self._tensors(self.state))
+
     def buffer(self) -> Tensor:
         """Return memory for the gradients of a step; the previous step cannot be undone after that."""
         self._before = None
@@ -66,6 +71,11 @@ class BucketState:
         if self._before is not None:
             self.state, self._before = self._before, None
             self._spare = None  # it may be the restored residual
+
+    @property
+    def before(self) -> State:
+        """State to which `undo` returns."""
+        return self.state if self._before is None else self._before
 
     def forget(self, positions: Sequence[int]) -> None:
         """Clear the per-coordinate state of some gradients, between steps."""
@@ -140,4 +150,4 @@ class BucketState:
             else int(leaves[path])
             for path, leaf in flatten(self.state).items()
         }
-        self.state, self._before = unflatten(self.state, new), None
+        self.state = unflatten(self.state, new)

@@ -100,6 +100,15 @@ class Buckets:
         return list(self._parameters)
 
     @property
+    def parameters(self) -> list[Tensor]:
+        """The members that still exist."""
+        return [p for one in self._parameters.values() if (p := one()) is not None]
+
+    def parameter(self, key: int) -> Tensor | None:
+        """Return a member, if it still exists."""
+        return self._parameters[key]()
+
+    @property
     def begun(self) -> bool:
         """Whether the buckets, and so their states, exist."""
         return bool(self._came)
@@ -153,8 +162,11 @@ class Buckets:
     def change(self, partition: Merge) -> None:
         """Change the partition and carry the states over."""
         if partition != self.partition:
-            kept = self.kept()
+            kept, before = self.kept(), self.kept(before=True)
             self.lay_out(partition)
+            self.take_over(before)
+            for bucket in self.layout.buckets:
+                bucket.commit(bucket.state)
             self.take_over(kept)
 
     def take_over(self, kept: Sequence[Kept]) -> None:
@@ -210,13 +222,20 @@ class Buckets:
                 place = self.layout.places[key]
                 place.owner.forget([place.position])
 
-    def kept(self) -> list[Kept]:
-        """Return the states of all buckets, with the keys of their parameters; None for deleted parameters."""
+    def kept(self, before: bool = False) -> list[Kept]:
+        """Return the states of all buckets, with the keys of their parameters; None for deleted parameters.
+
+        Args:
+            before: Return those from before the last step, as far as it can be undone.
+        """
         living = self.living()
         keys: dict[BucketState, list[int | None]] = {one: [] for one in self.layout.buckets}
         for key, place in self.layout.places.items():
             keys[place.owner].append(key if key in living else None)
-        return [Kept(keys[one], one.bucket, one.method, flatten(one.state)) for one in self.layout.buckets]
+        return [
+            Kept(keys[one], one.bucket, one.method, flatten(one.before if before else one.state))
+            for one in self.layout.buckets
+        ]
 
     def restore(self, saved: SavedSession) -> None:
         """Restore checked states, in their partition; if they are of other parameters, those that both have."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,12 +26,15 @@ from hvd_compress.torch.autotune import Tuner
 from hvd_compress.torch.backward import at_end_of_backward, in_backward
 from hvd_compress.torch.bucket_state import BucketState
 from hvd_compress.torch.buckets import Buckets, Came, Member, facts_of
+from hvd_compress.torch.discards import DiscardWatch
 from hvd_compress.torch.handshake import PATIENCE, Handshake, place_of
 from hvd_compress.torch.loss_scale import LossScale
 from hvd_compress.torch.step import Entry, Place, Step
 from hvd_compress.torch.votes import Votes
-from hvd_compress.torch.waiting import wait
+from hvd_compress.torch.waiting import nap, wait
 from hvd_compress.wrappers.router import Router
+
+_LOG = logging.getLogger("hvd_compress")
 
 
 class Ticket(NamedTuple):
@@ -78,7 +83,8 @@ class Reducer:
         common: Settings of all reducers of the compressor.
         members: The parameters, in the order in which the model uses them.
         transport: Transport of the collectives.
-        ballot: Creates the votes of a step, given the ranks and whether this rank wants to verify that all agree.
+        ballot: Creates the votes of a step, given the ranks, whether this rank wants to verify that all agree, and
+            whether it wants to undo the last step.
         label: Name that is the same on all ranks, part of the names of its collectives.
         replaces: The results are written to the gradients, and votes are reduced in place.
         complete: Each step has the gradients of all members.
@@ -98,7 +104,7 @@ class Reducer:
         common: Common,
         members: Sequence[Member],
         transport: Renewable,
-        ballot: Callable[[World, bool], Votes],
+        ballot: Callable[[World, bool, bool], Votes],
         label: str,
         replaces: bool = False,
         complete: bool = False,
@@ -120,7 +126,8 @@ class Reducer:
         self._next: Merge | None = None
         self._handshake: Handshake | None = None
         self._due = not agreement.elastic()
-        self._counted = self._verified = self.changed = False
+        self._counted = self._verified = self._undoes = self._told = self.changed = False
+        self._discards: DiscardWatch | None = None
         self._seen: set[int] = set()
         self._early: dict[int, Came] = {}
         # A newcomer in an elastic job knows nothing of the first step.
@@ -128,6 +135,10 @@ class Reducer:
             self._buckets.begin()
             if complete:
                 self._tune()
+
+    def watch(self, optimizers: Sequence[Any]) -> None:
+        """Undo steps whose gradients are cleared before these optimizers apply them; without any, log them once."""
+        self._discards = DiscardWatch(self._buckets.parameters, optimizers)
 
     def _tune(self) -> None:
         """Start to autotune the buckets, if new ones can take over all states."""
@@ -200,6 +211,8 @@ class Reducer:
             name = self._buckets.name(key)
             raise ExchangeError(f"the gradient of {name!r} came twice in one step: call optimizer.step() in between")
         step = self._step or self._begin_step()
+        if self._undoes:
+            self._decide(step, wait=self.transport.ordered)
         self._threads.add(threading.get_ident())
         if not self.begun:
             self._early[key] = Came.IN_BACKWARD if in_backward() else Came.LATE
@@ -209,6 +222,7 @@ class Reducer:
 
     def _begin_step(self) -> Step:
         scale = self._loss_scale.read()
+        self._undoes = self._counted and self._discarded()
         if self._next is not None:
             self._buckets.change(self._next)
             self._next = None
@@ -219,15 +233,46 @@ class Reducer:
         if meets:
             self.transport = self.transport.renewed()
             self._epoch, self._buckets.world = self.transport.epoch, self.world
-        votes = self._ballot(self.world, self._due)
+            self._undoes = False
+        votes = self._ballot(self.world, self._due, self._undoes)
         step = Step(votes, self.transport, self._prefix(), self._meter, scale, self._replaces, self._lock)
         self._step = step
-        if not (meets or self._due) and self.begun:
+        if not (meets or self._due or self._undoes) and self.begun:
             step.release(self._buckets.layout)
         if self._due and not self.transport.ordered:  # where the order counts, all ranks greet at the same time: later
             self._greet()
             at_end_of_backward(self.verify_soon)
         return step
+
+    def _discarded(self) -> bool:
+        """Return whether the gradients of the last step were discarded, by an optimizer that is known."""
+        if self._discards is None or not self._discards.discarded() or not any(one.keeps for one in self.buckets):
+            return False
+        if not (self._discards.knows or self._told):
+            self._told = True
+            if self.world.rank == 0:
+                _LOG.warning(
+                    "gradients were reduced, and cleared before parameters changed, perhaps those of another net's loss"
+                    " that flows back through this one, as in a GAN: what was not sent of them is added to the next"
+                    " gradient. Run that backward pass within model.no_sync(), or pass register(model,"
+                    " optimizer=optimizer), which undoes such steps"
+                )
+        return self._discards.knows
+
+    def _decide(self, step: Step, wait: bool) -> None:
+        """Undo the last step once all ranks are known to undo it; then exchange the gradients held so far.
+
+        Where the order of collectives counts, each rank waits before its first one.
+        """
+        begin = time.monotonic()
+        while (undoes := step.votes.undoes()) is None and wait:
+            nap(begin, self._lock.wait)
+        if undoes is None or not self._undoes:
+            return
+        self._undoes = False
+        if undoes:
+            self._undo()
+        step.release(self._buckets.layout)
 
     def take(self, vote: Tensor, ticket: Ticket) -> Tensor:
         """Return a result; the first call of a step completes all exchanges, the last one ends the step.
@@ -247,6 +292,8 @@ class Reducer:
                 f"a gradient of shape {tuple(ticket.entry.grad.shape)} belongs to a step that was aborted"
             )
         try:
+            if self._undoes and self.transport.ordered:  # before the votes of its end
+                self._decide(step, wait=True)
             if not step.completed:
                 self._prepare(step, step.votes.check(vote, ticket.entry.number))
         except UnsupportedError:
@@ -264,6 +311,8 @@ class Reducer:
         elif asked and not self._verified:
             self._greet().wait(sleep=self._lock.wait)
             self._verify()
+        if self._undoes:
+            self._decide(step, wait=True)
         if not self.begun:
             self._buckets.begin(self._came_anywhere())
             self._tune()
@@ -318,6 +367,8 @@ class Reducer:
         step.end()
         self._counted, self.changed, self._step = step.finite, step.changed, None
         self.steps += 1
+        if self._discards is not None:
+            self._discards.reduced(self._buckets.parameter(step.first))
         if step.finite and self._tuner is not None and (cuts := self._tuner.end_step(self.transport)) is not None:
             self._next = pin(cuts)
 
@@ -333,14 +384,19 @@ class Reducer:
                 " call optimizer.synchronize() first"
             )
         if self._counted:
-            for bucket in self.buckets:
-                bucket.undo()
-            self.steps -= 1
+            self._undo()
             self._due, self._counted = not agreement.elastic(), False
+
+    def _undo(self) -> None:
+        for bucket in self.buckets:
+            bucket.undo()
+        self.steps -= 1
 
     def abort(self) -> None:
         """Abort a running step: drop its gradients, and keep the states from before it."""
         if self._step is not None and self._epoch == self.transport.epoch:
+            if self._undoes:  # the others may undo the last step, and have begun to exchange
+                self._decide(self._step, wait=True)
             self._step.abort()
         self._drop()
 

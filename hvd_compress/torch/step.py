@@ -280,6 +280,11 @@ class Step:
         return result
 
     @property
+    def first(self) -> int:
+        """Key of the gradient that came first."""
+        return self._entries[0].key
+
+    @property
     def completed(self) -> bool:
         """Whether a result has been taken."""
         return self._taken > 0

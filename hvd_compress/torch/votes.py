@@ -52,6 +52,9 @@ class Votes(Protocol):
             UnsupportedError: If a rank is missing.
         """
 
+    def undoes(self) -> bool | None:
+        """Return whether all ranks undo the last step, as its gradients were discarded; None if not known yet."""
+
     def are_back(self) -> bool:
         """Return whether all votes have been reduced, once all have been given."""
 

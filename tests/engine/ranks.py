@@ -120,12 +120,13 @@ class Compressor(ReducingCompressor):
         )
         here = transport()
 
-        def ballot(world: World, asking: bool) -> GroupVotes:
+        def ballot(world: World, asking: bool, undoing: bool) -> GroupVotes:
             votes = _Named(transport(), f"votes.{self._number}.{label}.{next(self._steps[label, transport().number])}")
-            return GroupVotes(votes, 1 / world.size if mean else 1.0, asking, self._meter.count)  # type: ignore[arg-type]
+            return GroupVotes(votes, 1 / world.size if mean else 1.0, asking, undoing, self._meter.count)  # type: ignore[arg-type]
 
         members = [Member(id(p), name, p) for name, p in named]
         reducer = Reducer(self._common, members, here, ballot, label, replaces=True)
+        reducer.watch([optimizer.local])
         self._registry.begin(optimizer, reducer)
         return self._restored(reducer)
 

@@ -46,6 +46,12 @@ def test_ddp_digits() -> None:
     assert figures(found.stdout, "ratio")[-1] > 5
 
 
+def test_gan() -> None:
+    found = torchrun(2, example("pytorch/gan.py"), "--steps", "150")
+    assert 0.7 < figures(found.stdout, "radius")[-1] < 1.3
+    assert figures(found.stdout, "ratio")[-1] > 5
+
+
 def test_fsdp_gpt(tmp_path: Path) -> None:
     """Letters that come as often as they do here have an entropy of 3.4."""
     text = tmp_path / "text.txt"

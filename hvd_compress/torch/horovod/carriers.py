@@ -1,8 +1,9 @@
 """Carriers: one-element tensors that Horovod reduces instead of the gradients.
 
 A reduced carrier shows the factor by which Horovod scales sums, whether all ranks had a finite gradient, whether all
-ranks take part, and whether a rank wants to verify that the ranks agree. For a rank that has called ``hvd.join()``,
-Horovod sends zeros; there, other collectives than sums raise an exception, and then hang with MPI.
+ranks take part, whether a rank wants to verify that the ranks agree, and whether all want to undo the last step. For a
+rank that has called ``hvd.join()``, Horovod sends zeros; there, other collectives than sums raise an exception, and
+then hang with MPI.
 """
 
 from __future__ import annotations
@@ -18,8 +19,28 @@ from hvd_compress.core.collectives import AllReduce, Collective
 from hvd_compress.errors import ExchangeError, UnsupportedError
 from hvd_compress.torch.horovod import caller
 
-_PRESENT, _ASKS, _BAD = 1.0, 2.0**16, 2.0**32
-"""Terms of a carrier; their sums over up to 65,535 ranks are distinguishable, and exact in float64."""
+_EXACT = 2.0**48
+"""Sums of carriers are below it, and so exact in float64 even after Horovod has scaled them."""
+
+
+class Terms(NamedTuple):
+    """Terms of a carrier, whose sums over the ranks are distinguishable.
+
+    Attributes:
+        asks: The rank wants to verify that all agree.
+        bad: The gradient is not finite.
+        undoes: The rank wants to undo the last step; 0 with too many ranks, which then never do.
+    """
+
+    asks: float
+    bad: float
+    undoes: float
+
+    @classmethod
+    def of(cls, size: int) -> Terms:
+        """Return the terms for a world size, up to 65,535."""
+        base = 2.0**12 if size < 2**12 else 2.0**16
+        return cls(base, base**2, base**3 if base**4 <= _EXACT else 0.0)
 
 
 class Heard(NamedTuple):
@@ -29,11 +50,13 @@ class Heard(NamedTuple):
         present: Number of ranks that take part.
         asks: Number of ranks that want to verify that all agree.
         bad: Number of ranks whose gradient is not finite.
+        undoes: Number of ranks that want to undo the last step.
     """
 
     present: int
     asks: int
     bad: int
+    undoes: int
 
 
 class CarrierPool:
@@ -61,6 +84,7 @@ class Carriers:
         full: Horovod's result for a 1 on each rank.
         size: World size.
         asking: Whether this rank wants to verify in this step that all agree.
+        undoing: Whether this rank wants to undo the last step.
 
     Attributes:
         nbytes: Bytes of a carrier.
@@ -69,11 +93,13 @@ class Carriers:
 
     nbytes = 8
 
-    def __init__(self, pool: CarrierPool, full: float, size: int, asking: bool) -> None:
+    def __init__(self, pool: CarrierPool, full: float, size: int, asking: bool, undoing: bool) -> None:
         self._pool = pool
         self._full = full
         self._size = size
-        self._good = _PRESENT + (_ASKS if asking else 0)
+        self._terms = Terms.of(size)
+        self._good = 1.0 + self._terms.asks * asking + self._terms.undoes * undoing
+        self._undoes: bool | None = None
         self.lacking = False
         self._complete = False
         self._first: int | None = None
@@ -95,13 +121,13 @@ class Carriers:
             used: True: Horovod gives unused parameters a gradient of zeros.
         """
         if isinstance(peak, Tensor):
-            carrier = (~peak.isfinite()).to(torch.float64).mul(_BAD).add(self._good).reshape(1)
+            carrier = (~peak.isfinite()).to(torch.float64).mul(self._terms.bad).add(self._good).reshape(1)
         else:
             if not self._given:
                 self._pool.values.fill_(self._good)
             carrier = self._pool.tensors[len(self._given)]
             if not math.isfinite(peak):
-                carrier.fill_(self._good + _BAD)
+                carrier.fill_(self._good + self._terms.bad)
         self._given.append(carrier)
         self._calls.append(call)
         return carrier
@@ -148,14 +174,17 @@ class Carriers:
 
     def _factor(self, value: float) -> float:
         heard = self._heard(value)
-        return math.nan if heard.bad else value / (heard.present * _PRESENT + heard.asks * _ASKS)
+        sent = heard.present + heard.asks * self._terms.asks + heard.undoes * self._terms.undoes
+        return math.nan if heard.bad else value / sent
 
     def _heard(self, value: float) -> Heard:
         """Decode a reduced carrier."""
         summed = round(value * self._size / self._full) if self._full else self._size
-        rest, present = divmod(summed, int(_ASKS))
-        bad, asks = divmod(rest, int(_BAD / _ASKS))
-        return Heard(present, asks, bad)
+        base = int(self._terms.asks)
+        rest, present = divmod(summed, base)
+        rest, asks = divmod(rest, base)
+        undoes, bad = divmod(rest, base)
+        return Heard(present, asks, bad, undoes)
 
     def are_complete(self) -> bool:
         """Return whether the first carrier has returned, and all ranks sent it."""
@@ -164,9 +193,20 @@ class Carriers:
             if first.is_cuda:  # to look at it would make the GPU wait for the backward pass
                 self._complete = True
             else:
-                self._first = caller.handles_of([first]).get(id(first)) if self._first is None else self._first
-                self._complete = caller.is_done(self._first) and self._heard(float(first)).present == self._size
+                self._complete = self._first_is_back() and self._heard(float(first)).present == self._size
         return self._complete
+
+    def undoes(self) -> bool | None:
+        """Return whether all ranks undo the last step; None if the first carrier has not returned yet."""
+        if self._undoes is None and self._first_is_back():
+            self._undoes = self._heard(float(self._given[0])).undoes == self._size
+        return self._undoes
+
+    def _first_is_back(self) -> bool:
+        """Return whether the first carrier has been reduced."""
+        if self._first is None and self._given:
+            self._first = caller.handles_of(self._given[:1]).get(id(self._given[0]))
+        return caller.is_done(self._first)
 
     def check(self, carrier: Tensor, number: int) -> bool:
         """Check the first carrier that Horovod returns.
@@ -189,7 +229,7 @@ class Carriers:
                 "a rank has called hvd.join() while others go on: this compression needs all ranks in each step; give"
                 " all ranks the same number of batches, or use Compression.none or Compression.fp16"
             )
-        self._complete = True
+        self._complete, self._undoes = True, heard.undoes == self._size
         self._returned, self._handles = self._calls[number], None
         return heard.asks > 0
 

@@ -179,6 +179,7 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
             caller.full_carrier(optimizer),
             replaces=True,
         )
+        reducer.watch([optimizer])
         self._reducers.begin(optimizer, reducer)
         return self._restored(reducer)
 
@@ -200,7 +201,10 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         replaces: bool = False,
     ) -> Reducer:
         pool = CarrierPool(len(members))
-        ballot = lambda world, asking: Carriers(pool, full(world.size), world.size, asking)  # noqa: E731
+
+        def ballot(world: World, asking: bool, undoing: bool) -> Carriers:
+            return Carriers(pool, full(world.size), world.size, asking, undoing)
+
         return Reducer(self._common, members, transport, ballot, label, replaces)
 
     def _world(self) -> World:
