@@ -30,7 +30,7 @@ LAYERS = [
     ["ops.torch_cuda"],
     ["ops.torch_devices"],
     ["core.lowering"],
-    ["group"],
+    ["group", "direct_calls"],
     ["methods.base"],
     ["core.transport"],
     ["core.lockstep"],

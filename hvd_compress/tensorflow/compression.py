@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
@@ -14,6 +14,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.tensorflow.compression import Compressor
 
+from hvd_compress import direct_calls
 from hvd_compress.api import Catalogue, Made
 from hvd_compress.bucketing import Gradient, Merge
 from hvd_compress.checkpoint import agreement
@@ -32,7 +33,7 @@ from hvd_compress.tensorflow.handshake import Question
 from hvd_compress.tensorflow.lineage import Lineage
 from hvd_compress.tensorflow.session import CallSession, Ready, Session, describe, name_of
 from hvd_compress.tensorflow.tally import Tally
-from hvd_compress.tensorflow.transport import GraphTransport
+from hvd_compress.tensorflow.transport import GraphTransport, outside_of_graphs
 from hvd_compress.wrappers.measure import vnmse
 from hvd_compress.wrappers.router import Router
 
@@ -41,6 +42,8 @@ Tensor: TypeAlias = Any
 _LOG = logging.getLogger("hvd_compress")
 _serial = count(1)
 _MARK = "_hvd_compress_number"
+_FORMER: dict[Hashable, weakref.ref[Session]] = {}
+"""The latest session of each list of variables, of any compressor."""
 
 
 class Ticket(NamedTuple):
@@ -70,9 +73,10 @@ class _Memo:
         scale: Reads the loss scale, if `TensorFlowCompressor.follow` said how.
         loaded: The states that were loaded.
         built: The gradients of the latest call, and its exchange.
+        calls: The names of direct calls.
     """
 
-    names: dict[tuple[Any, ...], str] = field(default_factory=dict)
+    names: dict[Hashable, str] = field(default_factory=dict)
     ordinals: dict[str, Iterator[int]] = field(default_factory=dict)
     lineage: Lineage = field(default_factory=Lineage)
     agreed: set[tuple[Any, ...]] = field(default_factory=set)
@@ -80,6 +84,7 @@ class _Memo:
     scale: Callable[[], Tensor] | None = None
     loaded: Loaded = field(default_factory=Loaded)
     built: tuple[Any, Ready] | None = None
+    calls: direct_calls.Names = field(default_factory=direct_calls.Names)
 
 
 class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore[misc]  # neither is typed
@@ -252,8 +257,11 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
 
     def _session(self, call: Call, pairs: list[tuple[Tensor, Any]]) -> Session:
         """The session of gradients and their variables (or names)."""
-        key = _key(call, pairs)
+        key, eager = _key(call, pairs), call.graph is None and tf.executing_eagerly()
+        if eager and call.direct:
+            self._drop(self._memo.calls.use(key, hvd.rank()))
         if key in self._memo.names:
+            direct_calls.go_on(key)
             return self.sessions[self._memo.names[key]]
         facts = [describe(gradient, parameter) for gradient, parameter in pairs]
         label = agreement.label(facts)
@@ -267,12 +275,20 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
         restored = not follows and loaded.give({name: session})
         lineage.add(session, key[1:], fresh and not restored)
         self._memo.names[key] = name
+        _note_new(session, key, f"Horovod (for {_first(pairs)!r}, ...)")
         variables = [parameter for _, parameter in pairs if not isinstance(parameter, str)]
         left = {_number(variable) for variable in variables}
         for variable in variables:
             gone = weakref.finalize(variable, _dismiss, weakref.ref(self), key, left, _number(variable))
             gone.atexit = False
         return session
+
+    def _drop(self, key: Hashable | None) -> None:
+        """Let go of the session of some variables or of a direct call, if there is one."""
+        name = self._memo.names.pop(key, None)
+        if name is not None:
+            self._memo.lineage.drop(self.sessions[name])
+            self.sessions = {other: session for other, session in self.sessions.items() if other != name}
 
     def _scale_of(self, call: Call) -> Tensor | None:
         """Return the loss scale; None if there is none."""
@@ -355,10 +371,22 @@ def _dismiss(reference: weakref.ref[TensorFlowCompressor], key: tuple[Any, ...],
     """Let go of a session when the last of its variables is no more: Horovod keeps the compressor itself for good."""
     left.discard(number)
     compressor = reference()
-    name = None if compressor is None or left else compressor._memo.names.pop(key, None)
-    if compressor is not None and name is not None:
-        compressor._memo.lineage.drop(compressor.sessions[name])
-        compressor.sessions = {other: session for other, session in compressor.sessions.items() if other != name}
+    if compressor is not None and not left:
+        compressor._drop(key)
+
+
+def _note_new(session: Session, key: Hashable, what: str) -> None:
+    """Note that there is a session; warn if compressors before this one have made one step each with its variables.
+
+    Horovod traces the reduction of a tape once for each compressor, so a further step is seen in the state alone.
+    """
+    former = _FORMER[key]() if key in _FORMER else None
+    if former is not None and outside_of_graphs(lambda: former.steps.numpy() > 1):
+        direct_calls.go_on(key)
+    if len(_FORMER) >= direct_calls.MOST:
+        _FORMER.clear()
+    _FORMER[key] = weakref.ref(session)
+    direct_calls.begin(key, what, session.world.rank)
 
 
 def _position(tensor: Tensor, gradients: list[Any]) -> int:

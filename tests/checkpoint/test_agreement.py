@@ -84,8 +84,8 @@ def test_nodes_of_a_set_of_ranks(ranks: Sequence[int], rank: int, local: tuple[i
     assert not launched(ranks, rank, {}).even
 
 
-def told(monkeypatch: pytest.MonkeyPatch, *nodes: int) -> list[list[list[int]]]:
-    """Return the process sets of each rank, on nodes with so many ranks."""
+def told(monkeypatch: pytest.MonkeyPatch, *nodes: int) -> list[list[int]]:
+    """Return the process sets of all ranks, on nodes with so many."""
     server = KVStoreServer(verbose=0)
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
     monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", str(server.start_server()))

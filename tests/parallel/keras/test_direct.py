@@ -6,10 +6,11 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
+import pytest
 import tensorflow as tf
 from parallel.keras.training import EVEN, ODD, Arr, assert_ranks_equal
 
-from hvd_compress import LocalWorld
+from hvd_compress import LocalWorld, direct_calls
 from hvd_compress.tensorflow import Compression
 
 SPEC = "topk:ratio=0.05,min_size=0"
@@ -104,3 +105,26 @@ def test_a_bad_tensor_leaves_no_trace() -> None:
     assert not np.isfinite(hvd.allreduce(bad, name="bad", compression=compression)).any()
     for step, mean in enumerate(means(2)):
         np.testing.assert_allclose(hvd.allreduce(mine(step), name="bad", compression=compression), mean, rtol=1e-6)
+
+
+def test_names_without_end_and_compressors_made_in_each_step_are_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In eager mode; of names without end, the oldest are dropped."""
+    monkeypatch.setattr(direct_calls, "MOST", 3)
+    monkeypatch.setattr(direct_calls, "MANY", 2)
+    monkeypatch.setattr(direct_calls, "RENEWED", 3)
+    compression = Compression.parse(SPEC)
+    for step in range(4):
+        hvd.allreduce(mine(step), name=f"step{step}", compression=compression)
+        hvd.allreduce(mine(step), name="again", compression=compression)
+    assert len(compression.sessions) == 3
+    variable = tf.Variable(mine(0))
+    for step in range(4):
+        hvd.allreduce(mine(step), name="new", compression=Compression.parse(SPEC))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variable * mine(step))
+        hvd.DistributedGradientTape(tape, compression=Compression.parse(SPEC)).gradient(loss, [variable])
+    first = hvd.rank() == 0
+    assert caplog.text.count("one name per tensor") == first
+    assert caplog.text.count("make the object once") == 2 * first

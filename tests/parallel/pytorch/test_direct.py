@@ -12,9 +12,9 @@ from horovod.torch import mpi_ops
 from parallel.pytorch.training import EVEN, ODD, assert_ranks_equal, everyone, leaves_of
 from torch import Tensor
 
+from hvd_compress import direct_calls
 from hvd_compress.errors import CompressionError, DisagreementError, UnknownParameterError, UnsupportedError
 from hvd_compress.torch import Compression, TorchCompressor
-from hvd_compress.torch.horovod import registry
 
 SPEC = "topk:ratio=0.1,min_size=0"
 
@@ -97,17 +97,34 @@ def test_each_name_and_shape_has_a_state_of_its_own() -> None:
     assert len(shared.state_dict()["sessions"]) == 5
 
 
-def test_names_without_end_are_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_names_without_end_are_told_once_and_the_oldest_dropped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """As where they hold the number of the step: no name comes again, and what is kept for each is lost."""
-    monkeypatch.setattr(registry, "MANY", 3)
+    monkeypatch.setattr(direct_calls, "MANY", 3)
+    monkeypatch.setattr(direct_calls, "MOST", 5)
     compression = Compression.parse(SPEC)
     for step in range(6):
         hvd.allreduce(tensor(step), name=f"direct.{step % 2}", compression=compression)
     assert not caplog.messages
     for step in range(6):
         hvd.allreduce(tensor(step), name=f"direct.step{step}", compression=compression)
+        hvd.allreduce(tensor(step), name="direct.1", compression=compression)
     told = [message for message in caplog.messages if "one name per tensor" in message]
-    assert len(told) == (hvd.rank() == 0) and len(compression.state_dict()["sessions"]) == 8
+    assert len(told) == (hvd.rank() == 0) and len(compression.state_dict()["sessions"]) == 5
+    (kept,) = (reducer for reducer in compression._reducers if reducer.steps > 1)
+    assert kept.steps == 9
+
+
+def test_a_compressor_made_in_each_step_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """As in Horovod's examples: what is not sent is lost with the object."""
+    for step in range(30):
+        hvd.allreduce(tensor(step), name="direct.new", compression=Compression.parse(SPEC))
+        again = Compression.parse(SPEC)
+        for _ in range(2):
+            hvd.allreduce(tensor(step), name="direct.again", compression=again)
+    told = [message for message in caplog.messages if "make the object once" in message]
+    assert len(told) == (hvd.rank() == 0) and all("hvd.allreduce(name='direct.new')" in one for one in told)
 
 
 def test_saved_and_restored() -> None:
