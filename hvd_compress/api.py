@@ -11,7 +11,7 @@ import numpy as np
 
 from hvd_compress.bucketing import DEFAULT_MERGE, Merge, check_merge
 from hvd_compress.core.local_world import LocalWorld
-from hvd_compress.errors import SpecError
+from hvd_compress.errors import SpecError, short
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Wrapper
 from hvd_compress.spec import DENSE, as_router, build, meant, nearest, to_spec
@@ -120,6 +120,20 @@ class Made:
 
     method: Router
     merge: Merge
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a private attribute, one that the class declares, or ``method`` and ``merge`` once.
+
+        Raises:
+            SpecError: If it is another one: a compressor does not change.
+        """
+        declared = any(name in vars(cls).get("__annotations__", ()) for cls in type(self).__mro__)
+        if not name.startswith("_") and (not declared or (name in Made.__annotations__ and name in vars(self))):
+            raise SpecError(
+                f"{name}={short(value)} cannot be set on a compressor, which does not change: make a new one, or let"
+                " Compression.phases({0: ..., 1000: ...}) change the method at a step"
+            )
+        super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.method, self.merge)

@@ -7,16 +7,23 @@ follow the order of backward, so the first one is exchanged while backward compu
 
 from __future__ import annotations
 
+import logging
+import math
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from hvd_compress.core.bucket import Bucket, Shape
-from hvd_compress.errors import GradientError, SpecError
+from hvd_compress.core.collectives import World
+from hvd_compress.errors import GradientError, SpecError, short
 from hvd_compress.methods.base import Method
-from hvd_compress.wrappers.router import Everywhere, Routable, routed
+from hvd_compress.spec import to_spec
+from hvd_compress.wrappers.router import ByName, Everywhere, Routable, routed
+
+_LOG = logging.getLogger("hvd_compress")
 
 Merge = int | str
 
@@ -106,9 +113,9 @@ def check_merge(merge: Merge) -> None:
         ok = isinstance(merge, int) and not isinstance(merge, bool) and merge >= 1
     if not ok:
         raise SpecError(
-            f"merge={merge!r} is not allowed: merge must be a number of buckets (at least 1), 'auto', 'search', 'layer'"
-            " for one bucket per tensor, a size such as 'bytes:64MB', or increasing positions (at least 1) such as"
-            " 'at:12,40'"
+            f"merge={short(merge)} is not allowed: merge must be a number of buckets (at least 1), 'auto', 'search',"
+            " 'layer' for one bucket per tensor, a size such as 'bytes:64MB', or increasing positions (at least 1) such"
+            " as 'at:12,40'"
         )
 
 
@@ -165,6 +172,44 @@ def plan(gradients: Sequence[Gradient], method: Routable, merge: Merge = DEFAULT
     return planned
 
 
+def advise(gradients: Sequence[Gradient], method: Routable, world: World) -> None:
+    """Warn once, on rank 0, of a compressor that compresses little of what it is made for.
+
+    Args:
+        gradients: The gradients.
+        method: The method that compresses them, or a router.
+        world: The ranks.
+    """
+    if world.rank:
+        return
+    router, sizes = routed(method), {one: math.prod(one.shape) for one in gradients}
+    obstacles: dict[str, list[Gradient]] = {}
+    for one in gradients:
+        if reason := router.obstacle(one.name, one.shape):
+            obstacles.setdefault(reason, []).append(one)
+    left = sum(sizes[one] for those in obstacles.values() for one in those)
+    sent = sum(sizes[one] for one in gradients if not router.route(one.name, one.shape).linear)
+    if left > sent:
+        why = "; ".join(f"{_few(those)}: {reason}" for reason, those in obstacles.items())
+        _warn(f"{left / sum(sizes.values()):.0%} of the gradients are not compressed by {to_spec(method)}: {why}")
+    if router.hierarchical and world.nodes == 1 and world.size > 1:
+        _warn(f"all {world.size} ranks are on one node, where hierarchical=on sums without compression: leave it out")
+    if isinstance(router, ByName) and (patterns := router.unmatched([one.name for one in gradients])):
+        known = ", ".join(repr(one.name) for one in gradients[:3])
+        _warn(f"no parameter matches the pattern {patterns[0]!r} of by_name; their names are {known}, ...")
+
+
+def _few(gradients: Sequence[Gradient]) -> str:
+    """Describe some gradients by the largest one."""
+    largest = max(gradients, key=lambda one: math.prod(one.shape))
+    return f"{len(gradients)} such as {largest.name!r} of shape {largest.shape}"
+
+
+@cache
+def _warn(text: str) -> None:
+    _LOG.warning(text)
+
+
 def merged_sizes(gradients: Sequence[Gradient], method: Routable) -> list[int]:
     """Return the sizes in bytes of the gradients that ``merge`` applies to, in backward order."""
     return [one.size for one in _routed(gradients, method) if one.merged]
@@ -206,8 +251,8 @@ def _cuts(merge: Merge, sizes: Sequence[int]) -> Cuts:
     cuts = _positions(merge) if isinstance(merge, str) else ()
     if cuts and cuts[-1] >= len(sizes):
         raise SpecError(
-            f"merge={merge!r} is not allowed here: with {len(sizes)} compressed gradients, positions must be in 1 .."
-            f" {len(sizes) - 1}; take merge='auto', or the positions logged for this model"
+            f"merge={short(merge)} is not allowed here: with {len(sizes)} compressed gradients, positions must be in"
+            f" 1 .. {len(sizes) - 1}; take merge='auto', or the positions logged for this model"
         )
     return cuts
 

@@ -21,6 +21,12 @@ BUILD_HOROVOD = "'hvd-compress doctor' prints the command that builds it for the
 """Cure for a Horovod that is missing."""
 
 
+def short(value: object) -> str:
+    """Return the representation of a value for a message, cut after 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 class CompressionError(Exception):
     """Base class of all exceptions of this package."""
 

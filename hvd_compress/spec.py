@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
-from hvd_compress.errors import SpecError
+from hvd_compress.errors import SpecError, short
 from hvd_compress.methods import REGISTRY
-from hvd_compress.methods.base import Method, Wrapper
+from hvd_compress.methods.base import Method, Wrapper, written
 from hvd_compress.methods.cast import Dense
 from hvd_compress.wrappers.error_feedback import EF21, ErrorFeedback
 from hvd_compress.wrappers.hierarchy import Hierarchical
@@ -97,17 +97,19 @@ def read(spec: str) -> tuple[str, dict[str, str]]:
         SpecError: If it does not have the form ``name:key=value,key=value``.
     """
     if not isinstance(spec, str):
-        raise SpecError(f"a spec is a string such as 'topk:ratio=0.01', not {spec!r}")
+        raise SpecError(f"a spec is a string such as 'topk:ratio=0.01', not {short(spec)}")
     name, colon, rest = spec.partition(":")
     params: dict[str, str] = {}
     for item in rest.split(",") if colon else ():
         key, equals, value = (part.strip() for part in item.partition("="))
         if not (key and equals and value) or "=" in value:
-            raise SpecError(f"cannot read {item!r} in the spec {spec!r}: write name:key=value,key=value")
+            raise SpecError(f"cannot read {short(item)} in the spec {short(spec)}: write name:key=value,key=value")
         if key == "merge":
-            raise SpecError(f"merge is not part of a spec such as {spec!r}: write Compression.parse(spec, merge=...)")
+            raise SpecError(
+                f"merge is not part of a spec such as {short(spec)}: write Compression.parse(spec, merge=...)"
+            )
         if key in params:
-            raise SpecError(f"{key} is given twice in the spec {spec!r}: give it once")
+            raise SpecError(f"{key:.60} is given twice in the spec {short(spec)}: give it once")
         params[key] = value
     return name.strip(), params
 
@@ -129,8 +131,14 @@ def build(name: str, /, **params: Any) -> Router:
     """
     cls = REGISTRY.get(name)
     if cls is None:
-        form = "a spec is one method, written as topk:ratio=0.01; " if re.search(r"[^\w-]", name) else ""
-        raise SpecError(f"unknown method {name!r}{nearest(name, REGISTRY)}; {form}there are: {', '.join(REGISTRY)}")
+        form = (
+            "a spec is one method, with options that follow a colon, as topk:ratio=0.01; "
+            if re.search(r"[^\w-]", name)
+            else ""
+        )
+        raise SpecError(
+            f"unknown method {short(name)}{nearest(name, REGISTRY)}; {form}there are: {', '.join(REGISTRY)}"
+        )
     own, options = _own_defaults(cls), _option_defaults(cls)
     values = {key: _value(name, key, value, own | options) for key, value in params.items()}
     method: Method = make(cls, name, {key: value for key, value in values.items() if key in own})
@@ -161,7 +169,7 @@ def meant(name: str, value: object) -> str:
 def known_by(name: str) -> str:
     """Return a method's main hyper-parameter with its default, as in spec strings; "" if it has none."""
     own = _own_defaults(REGISTRY[name])
-    return next((f"{key}={_written(value)}" for key, value in own.items() if key not in _MINOR), "")
+    return next((f"{key}={written(value)}" for key, value in own.items() if key not in _MINOR), "")
 
 
 def make(cls: type[Made], name: str, params: Mapping[str, Any]) -> Made:
@@ -231,7 +239,7 @@ def _check_memory(name: str, router: Router, given: Mapping[str, Any]) -> None:
     for key, default in MEMORY.items():
         if given.get(key, default) != default and not hasattr(memory, key):
             raise SpecError(
-                f"{key}={_written(given[key])} has no effect for {name} with this feedback: decay and lowpass need"
+                f"{key}={written(given[key])} has no effect for {name} with this feedback: decay and lowpass need"
                 " feedback=on, nesterov needs momentum, clip_norm needs both"
             )
 
@@ -246,7 +254,7 @@ def to_spec(method: Routable) -> str:
     if not bare.supports_feedback and "feedback" in defaults:
         defaults |= {"feedback": "off"} | {key: value for key, value in MEMORY.items() if key in defaults}
     changed = {key: value for key, value in (own | options).items() if key in defaults and value != defaults[key]}
-    spec = ":".join(filter(None, [bare.name, ",".join(f"{k}={_written(v)}" for k, v in changed.items())]))
+    spec = ":".join(filter(None, [bare.name, ",".join(f"{k}={written(v)}" for k, v in changed.items())]))
     try:
         return spec if parse(spec) == routed(method) else repr(method)
     except SpecError:
@@ -288,18 +296,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def _written(value: Any) -> str:
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
-
-
 def _word(key: str, value: Any) -> str:
     """Read the value of an enumerated option; on and off may be written as switches are."""
     if isinstance(value, str) and "on" in _WORDS[key]:
         value = _SWITCH.get(value.lower(), value)
     if isinstance(value, bool):
-        value = _written(value)
+        value = written(value)
     if value not in _WORDS[key]:
-        raise SpecError(f"{key}={value!r} is not allowed: {key} must be {' or '.join(map(repr, _WORDS[key]))}")
+        raise SpecError(f"{key}={short(value)} is not allowed: {key} must be {' or '.join(map(repr, _WORDS[key]))}")
     return str(value)
 
 
@@ -307,7 +311,7 @@ def _value(method: str, key: str, value: Any, known: dict[str, Any]) -> Any:
     """Convert a value to the type of its key's default."""
     if key not in known:
         allowed = ", ".join(known) or "nothing"
-        raise SpecError(f"unknown parameter {key!r} of {method}{nearest(key, known)}; it takes: {allowed}")
+        raise SpecError(f"unknown parameter {short(key)} of {method}{nearest(key, known)}; it takes: {allowed}")
     kind = type(known[key])
     assert known[key] is not MISSING
     if key in _WORDS:
@@ -324,4 +328,4 @@ def _value(method: str, key: str, value: Any, known: dict[str, Any]) -> Any:
         return kind(value)
     except (TypeError, ValueError, OverflowError):
         wanted = {bool: "on or off", int: "a whole number", float: "a number", str: "a word"}[kind]
-        raise SpecError(f"{key}={value!r} is not allowed: {key} must be {wanted}") from None
+        raise SpecError(f"{key}={short(value)} is not allowed: {key} must be {wanted}") from None

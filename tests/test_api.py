@@ -101,7 +101,7 @@ class Compressor(Made):
     """One without a framework."""
 
     def __init__(self, method: Router, merge: Merge) -> None:
-        self.method, self.merge, self.steps = method, merge, 0
+        self.method, self.merge, self._steps = method, merge, 0
 
 
 READY = Catalogue(Compressor)
@@ -119,9 +119,9 @@ def test_what_is_ready_may_be_called() -> None:
 @pytest.mark.parametrize("method", [*SPECS, *COMPOSED.values()], ids=[*SPECS, *COMPOSED])
 def test_a_compressor_is_pickled_as_a_new_one(method: str | Router) -> None:
     old = READY.parse(method, merge="layer")
-    old.steps = 5
+    old._steps = 5
     new = pickle.loads(pickle.dumps(old))
-    assert (new.method, new.merge, new.steps) == (old.method, "layer", 0)
+    assert (new.method, new.merge, new._steps) == (old.method, "layer", 0)
 
 
 @pytest.mark.parametrize(("wanted", "other"), [("register", "torch"), ("compress", "distributed")])
@@ -152,3 +152,14 @@ def test_a_factory_that_was_not_called_says_so() -> None:
     for use in (COMPRESSION.topk.compress, COMPRESSION.topk.decompress):
         with pytest.raises(SpecError, match=r"parentheses are missing: pass Compression.topk\(\)"):
             use(None)
+
+
+@pytest.mark.parametrize(
+    "framework", ["torch", "distributed", pytest.param("tensorflow", marks=pytest.mark.tensorflow)]
+)
+def test_a_compressor_does_not_change(framework: str) -> None:
+    compressor = importlib.import_module(f"hvd_compress.{framework}").Compression.topk()
+    for name, value in (("ratio", 0.01), ("ratoi", 5), ("method", parse("int8")), ("merge", 2)):
+        with pytest.raises(SpecError, match=f"{name}=.*cannot be set on a compressor.*Compression.phases"):
+            setattr(compressor, name, value)
+    assert repr(compressor.method) == repr(parse("topk"))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_compress import parse
-from hvd_compress.bucketing import Gradient, Merge, merged_sizes, pin, plan, start
+from hvd_compress.bucketing import Gradient, Merge, advise, merged_sizes, pin, plan, start
 from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import World
 from hvd_compress.errors import SpecError
 from hvd_compress.methods.cast import Dense
+from hvd_compress.wrappers.router import by_name, phases
 
 MODEL = [Gradient(f"w{i}", (64, 64), "float32") for i in range(6)]
 TOPK = parse("topk")
@@ -127,3 +131,38 @@ def test_any_model_is_covered_once(sizes: list[tuple[int, bool]], merge: Merge) 
         assert isinstance(bucket, Bucket) and bucket.numel > 0
         assert list(positions) == sorted(positions, reverse=True)  # backward comes to the last one first
         assert bucket.shapes == tuple(model[i].shape for i in positions)
+
+
+LORA = [Gradient("a", (8, 768), "float32"), Gradient("b", (2304, 8), "float32")]
+
+
+def test_who_compresses_little_is_told_why(caplog: pytest.LogCaptureFixture) -> None:
+    """Once, and by rank 0."""
+    for gradients, spec, world, expected in (
+        (LORA, "powersgd:rank=8", World(0, 2), r"100% .* by powersgd:rank=8: 2 such as 'b' .*smaller rank or min_gain"),
+        (LORA, "topk:min_size=9999", World(0, 2), ""),
+        (LORA[:1], "topk:min_size=9999", World(0, 2), r"1 such as 'a' of shape \(8, 768\): .* min_size=9999"),
+        ([Gradient("v", (5000,), "float32")], "int8", World(0, 2), "vectors need vectors=on"),
+        (MODEL, "topk:hierarchical=on", World(0, 4, 4), "all 4 ranks are on one node"),
+    ):
+        caplog.clear()
+        for _ in range(2):
+            advise(gradients, parse(spec), world._replace(rank=1))
+            advise(gradients, parse(spec), world)
+        assert len(caplog.messages) == bool(expected)
+        if expected:
+            assert re.search(expected, caplog.messages[0])
+
+
+def test_a_pattern_without_a_match_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    advise(MODEL, by_name({"w*": parse("topk"), "embed*": parse("int8")}), World(0, 2))
+    assert caplog.messages == [
+        "no parameter matches the pattern 'embed*' of by_name; their names are 'w0', 'w1', 'w2', ..."
+    ]
+
+
+def test_what_is_not_meant_to_be_compressed_is_no_reason_to_warn(caplog: pytest.LogCaptureFixture) -> None:
+    advise(LORA, parse("fp16"), World(0, 2))
+    advise(LORA, by_name({"*": parse("none")}), World(0, 2))
+    advise(LORA, phases({0: parse("powersgd:rank=9"), 9: parse("int8")}), World(0, 2))
+    assert not caplog.messages

@@ -110,3 +110,8 @@ def test_ranks_must_ask_for_the_same() -> None:
     for other in (AllGather(a), AllReduce(a, "max"), AllReduce(np.zeros(3)), AllReduce(a.astype(np.float32))):
         with pytest.raises(ExchangeError, match="the same collective"):
             perform([AllReduce(a), other], 2)
+
+
+def test_gradients_by_rank_are_told_their_form() -> None:
+    with pytest.raises(GradientError, match=r"as \{name: \[array of rank 0"):
+        LocalWorld("topk", 2).step([{"w": np.ones(4)}, {"w": np.ones(4)}])

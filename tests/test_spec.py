@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import numpy as np
@@ -62,8 +63,11 @@ def test_warmup_is_that_of_the_dgc_paper() -> None:
     [
         ("topkk", "unknown method 'topkk' (did you mean 'topk'?)"),
         ("", "unknown method ''"),
-        ("topk(ratio=0.1)", "unknown method 'topk(ratio=0.1)'; a spec is one method, written as topk:ratio=0.01"),
-        ("topk,powersgd", "a spec is one method, written as topk:ratio=0.01"),
+        (
+            "topk(ratio=0.1)",
+            "unknown method 'topk(ratio=0.1)'; a spec is one method, with options that follow a colon, as topk:ratio",
+        ),
+        ("topk,powersgd", "a spec is one method, with options that follow a colon, as topk:ratio=0.01"),
         ("POWERSGD", "did you mean 'powersgd'"),
         ("topk:ration=0.1", "unknown parameter 'ration' of topk (did you mean 'ratio'?)"),
         ("none:ratio=0.1", "unknown parameter 'ratio' of none; it takes: nothing"),
@@ -210,3 +214,40 @@ def test_catalogue_lists_every_method_with_its_defaults() -> None:
     for name, info in infos.items():
         assert info.paper and info.collective and info.state
         assert dataclasses.is_dataclass(REGISTRY[name])
+
+
+@pytest.mark.parametrize(
+    ("spec", "allowed"),
+    [
+        ("powersgd:iterations=1000", "1 .. 100"),
+        ("powersgd:rank=100000", "1 .. 65536"),
+        (f"sidco:stages={2**28}", "1 .. 100, or 0"),
+        *((f"{name}:block={2**25}", str(2**24)) for name in ("int8", "thc", "fp8", "block8", "qsgd", "onebit", "loco")),
+        (f"topkc:chunk={2**25}", str(2**24)),
+        *((f"topk:{name}={2**31}", str(2**31 - 1)) for name in ("start", "warmup", "every", "delay")),
+    ],
+)
+def test_whole_numbers_have_an_upper_bound(spec: str, allowed: str) -> None:
+    with pytest.raises(SpecError, match=f"is not allowed: .* must be .*{re.escape(allowed)}"):
+        hc.parse(spec)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "topk:{}", "topk:ratio={}", "topk:{}=1", "topk:feedback={}", "topk:ratio=1,{0}=1,{0}=1"]
+)
+def test_long_values_are_cut_in_messages(text: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        hc.parse(text.format("x" * 5000))
+    assert "x" * 40 in str(caught.value) and "x" * 61 not in str(caught.value)
+
+
+def test_options_follow_a_colon() -> None:
+    with pytest.raises(SpecError, match=r"options that follow a colon, as topk:ratio=0\.01"):
+        hc.parse("topk,ratio=0.01")
+
+
+def test_a_method_is_shown_as_it_is_written() -> None:
+    assert str(PowerSGD(rank=2, min_gain=0)) == "powersgd:rank=2,min_gain=0"
+    assert str(ErrorFeedback(TopK(values="fp16"))) == "topk:values=fp16"
+    with pytest.raises(SpecError, match="warmup is not supported with efsignsgd, which"):
+        hc.parse("efsignsgd:warmup=4")

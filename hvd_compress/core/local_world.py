@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvd_compress.bucketing import DEFAULT_MERGE, Gradient, Merge, Planned, gradient, plan
+from hvd_compress.bucketing import DEFAULT_MERGE, Gradient, Merge, Planned, advise, gradient, plan
 from hvd_compress.core.collectives import Collective, State, World
 from hvd_compress.core.lockstep import lockstep, worlds
 from hvd_compress.core.state_tree import residual_of
@@ -91,6 +91,8 @@ class LocalWorld:
             ExchangeError: If a collective fails; no state changes.
         """
         named: dict[str, Sequence[Any]] = dict(grads) if isinstance(grads, Mapping) else {"": list(grads)}
+        if any(isinstance(one, Mapping) for arrays in named.values() for one in arrays):
+            raise GradientError("pass gradients by name as {name: [array of rank 0, array of rank 1, ...]}")
         ranks = [[np.asarray(arrays[rank]) for arrays in self._checked(named)] for rank in range(self.size)]
         self._prepare(list(named), ranks[0], whole=not isinstance(grads, Mapping))
 
@@ -135,6 +137,7 @@ class LocalWorld:
         gradients = [gradient(name, a.shape, a.dtype.name) for name, a in zip(names, arrays, strict=True)]
         if self._gradients is None:
             method = self.method.core if whole else self.method
+            advise(gradients, method, World(0, self.size, self.local_size))
             self._plan = plan(gradients, method, self.merge)
             self._states = [
                 [p.method.init(self._ops, p.bucket, world) for world in worlds(self.size, self.local_size)]

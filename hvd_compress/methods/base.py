@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from hvd_compress.core.bucket import Bucket, Shape
 from hvd_compress.core.collectives import AllReduce, Array, Chosen, Exchange, Exchanging, State, Unsent, World
-from hvd_compress.errors import SpecError, UnsupportedError
+from hvd_compress.errors import SpecError, UnsupportedError, short
 from hvd_compress.ops import Ops
 
 
@@ -96,6 +96,12 @@ class Method(ABC):
     compared: ClassVar[tuple[str, ...]] = ()
     claim: ClassVar[str] = ""
 
+    def __str__(self) -> str:
+        """Return the method as in spec strings, without the options of wrappers."""
+        own = [(one.name, getattr(self, one.name), one.default) for one in fields(self)]  # type: ignore[arg-type]
+        changed = [f"{key}={written(value)}" for key, value, default in own if value != default]
+        return ":".join(filter(None, [self.name, ",".join(changed)]))
+
     @property
     def supports_feedback(self) -> bool:
         """Whether error feedback is supported with these hyper-parameters."""
@@ -120,6 +126,11 @@ class Method(ABC):
         """Return whether compression makes a gradient of this shape smaller."""
         del shape
         return True
+
+    @property
+    def too_small(self) -> str:
+        """Why a gradient is one that it does not compress, as advice on options."""
+        return "compression would not make them smaller"
 
     @property
     def bound(self) -> float | None:
@@ -168,7 +179,7 @@ class Method(ABC):
         Raises:
             UnsupportedError: If the method does not support it.
         """
-        raise UnsupportedError(f"{self!r} has no reduce-scatter: its payload cannot be split by ranks")
+        raise UnsupportedError(f"{self} has no reduce-scatter: its payload cannot be split by ranks")
 
     def residual(self, state: State) -> Array | None:
         """Return the vector to add to the gradient before `exchange`; None if there is none."""
@@ -209,6 +220,9 @@ class Wrapper(Method):
 
     inner: Method
 
+    def __str__(self) -> str:
+        return str(self.inner)
+
     @property
     def needs_plain_sgd(self) -> bool:
         return self.inner.needs_plain_sgd
@@ -223,6 +237,10 @@ class Wrapper(Method):
 
     def compresses(self, shape: Shape) -> bool:
         return self.inner.compresses(shape)
+
+    @property
+    def too_small(self) -> str:
+        return self.inner.too_small
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World) -> Exchanging:
         x = compensate(ops, self.inner, x, state.inner)
@@ -244,7 +262,7 @@ class ReduceScattered(Wrapper):
                 name for name, cls in REGISTRY.items() if cls.reduce_scatter is not Method.reduce_scatter
             )
             raise UnsupportedError(
-                f"{self.inner!r} cannot reduce-scatter, as its payload or that of an option such as start= or"
+                f"{self.inner} cannot reduce-scatter, as its payload or that of an option such as start= or"
                 f" hierarchical= cannot be split by ranks: take one of {fitting}, without such options"
             )
 
@@ -299,7 +317,24 @@ def check_range(name: str, value: float | str, allowed: str, ok: bool) -> None:
         SpecError: If ``ok`` is false; the message names the parameter, its value and the allowed values.
     """
     if not ok:
-        raise SpecError(f"{name}={value!r} is not allowed: {name} must be {allowed}")
+        raise SpecError(f"{name}={short(value)} is not allowed: {name} must be {allowed}")
+
+
+LARGEST_BLOCK = 2**24
+"""Largest number of coordinates that share a scale; larger blocks would be padded to much memory."""
+
+MOST_STEPS = 2**31 - 1
+"""Largest number of steps of an option."""
+
+
+def check_whole(name: str, value: int, least: int, most: int) -> None:
+    """Validate a whole number; see `check_range`."""
+    check_range(name, value, f"in {least} .. {most}", least <= value <= most)
+
+
+def written(value: object) -> str:
+    """Return the value of a hyper-parameter as in spec strings."""
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
 def rows_of(ops: Ops, x: Array, width: int) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hvd_compress.methods.base import Example, check_range, register
+from hvd_compress.methods.base import LARGEST_BLOCK, Example, check_whole, register
 from hvd_compress.methods.quantised import Quantised
 from hvd_compress.ops.code import Code
 
@@ -49,7 +49,7 @@ class Block8(Quantised):
     twoway: bool = True
 
     def __post_init__(self) -> None:
-        check_range("block", self.block, "at least 1", self.block >= 1)
+        check_whole("block", self.block, 1, LARGEST_BLOCK)
 
     @property
     def code(self) -> Code:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, ReduceScatter, World
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.methods.base import Counted, Example, Method, check_range, register, rows_of
+from hvd_compress.methods.base import LARGEST_BLOCK, Counted, Example, Method, check_range, register, rows_of
 from hvd_compress.ops import Ops
 
 
@@ -49,7 +49,12 @@ class Int8(Method):
 
     def __post_init__(self) -> None:
         check_range("bits", self.bits, "8 or 16", self.bits in (8, 16))
-        check_range("block", self.block, "a multiple of 4, at least 4", self.block >= 4 and self.block % 4 == 0)
+        check_range(
+            "block",
+            self.block,
+            f"a multiple of 4 in 4 .. {LARGEST_BLOCK}",
+            4 <= self.block <= LARGEST_BLOCK and self.block % 4 == 0,
+        )
         check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
 
     def init(self, ops: Ops, bucket: Bucket, world: World) -> Counted:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Array, Exchange, Exchanging, World
 from hvd_compress.core.state_tree import PrivateCode, ServedCode
-from hvd_compress.methods.base import Example, Method, check_range, register
+from hvd_compress.methods.base import LARGEST_BLOCK, MOST_STEPS, Example, Method, check_range, check_whole, register
 from hvd_compress.methods.quantised import add_part, part_size, sum_part, two_step
 from hvd_compress.ops import Ops
 from hvd_compress.ops.code import Code
@@ -75,8 +75,8 @@ class LoCo(Method):
     def __post_init__(self) -> None:
         check_range("bits", self.bits, "2 to 8", 2 <= self.bits <= 8)
         check_range("beta", self.beta, "in [0, 1)", 0 <= self.beta < 1)
-        check_range("reset", self.reset, "at least 0", self.reset >= 0)
-        check_range("block", self.block, "at least 1", self.block >= 1)
+        check_whole("reset", self.reset, 0, MOST_STEPS)
+        check_whole("block", self.block, 1, LARGEST_BLOCK)
 
     def init(self, ops: Ops, bucket: Bucket, world: World) -> LoCoState:
         def nothing(n: int) -> Errors:

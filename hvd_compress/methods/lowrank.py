@@ -10,7 +10,7 @@ import numpy as np
 
 from hvd_compress.core.bucket import Bucket, Shape
 from hvd_compress.core.collectives import Array
-from hvd_compress.methods.base import Method, check_range
+from hvd_compress.methods.base import Method, check_range, check_whole
 from hvd_compress.ops import Ops, mix_seed
 
 
@@ -45,7 +45,7 @@ class LowRank(Method):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_range("rank", self.rank, "a whole number of at least 1", self.rank >= 1)
+        check_whole("rank", self.rank, 1, 2**16)
         check_range(
             "target_ratio", self.target_ratio, "0, or at least 1", self.target_ratio == 0 or self.target_ratio >= 1
         )
@@ -67,6 +67,13 @@ class LowRank(Method):
     def compresses(self, shape: Shape) -> bool:
         f = self.factor(shape)
         return len(shape) > 1 and f.rows * f.columns >= self.min_gain * f.rank * (f.rows + f.columns)
+
+    @property
+    def too_small(self) -> str:
+        return (
+            f"factors of this rank are not {self.min_gain:g} times smaller: take a smaller rank or min_gain (0 for"
+            " all), or a method that does not need large matrices, such as int8 or topk"
+        )
 
     def factors(self, bucket: Bucket) -> list[Factor]:
         """Return the matrix dimensions and ranks of all gradients of a bucket."""

@@ -9,7 +9,7 @@ from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, World
 from hvd_compress.core.state_tree import Factors
 from hvd_compress.core.totals import Products
-from hvd_compress.methods.base import Example, check_range, register
+from hvd_compress.methods.base import Example, check_whole, register
 from hvd_compress.methods.lowrank import LowRank, flat
 from hvd_compress.ops import Ops
 
@@ -66,7 +66,7 @@ class PowerSGD(LowRank):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("iterations", self.iterations, "at least 1", self.iterations >= 1)
+        check_whole("iterations", self.iterations, 1, 100)
 
     def init(self, ops: Ops, bucket: Bucket, world: World) -> PowerSGDState:
         return PowerSGDState(self.draw(ops, bucket, "right"))

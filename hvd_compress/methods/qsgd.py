@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hvd_compress.methods.base import Example, check_range, register
+from hvd_compress.methods.base import LARGEST_BLOCK, Example, check_range, check_whole, register
 from hvd_compress.methods.quantised import Quantised
 from hvd_compress.ops.code import Code
 
@@ -19,7 +19,7 @@ class _Levels(Quantised):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_range("block", self.block, "at least 1", self.block >= 1)
+        check_whole("block", self.block, 1, LARGEST_BLOCK)
         check_range("seed", self.seed, "in 0 .. 2**32-1", 0 <= self.seed < 2**32)
 
 

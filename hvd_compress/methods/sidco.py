@@ -108,7 +108,7 @@ class SIDCo(Sparse):
         check_range("ratio", self.ratio, "in (0, 1]", 0 < self.ratio <= 1)
         known = ("exponential", "gamma", "pareto")
         check_range("fit", self.fit, "'exponential', 'gamma' or 'pareto'", self.fit in known)
-        check_range("stages", self.stages, "a whole number of at least 1, or 0 to adapt it", self.stages >= 0)
+        check_range("stages", self.stages, "in 1 .. 100, or 0 to adapt it", 0 <= self.stages <= 100)
 
     @property
     def most_stages(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, SaturatingSum, World
 from hvd_compress.errors import SpecError
-from hvd_compress.methods.base import Counted, Example, Method, check_range, register, rows_of
+from hvd_compress.methods.base import LARGEST_BLOCK, Counted, Example, Method, check_range, register, rows_of
 from hvd_compress.ops import Ops
 from hvd_compress.ops.lanes import pack_lanes, width_of
 
@@ -105,7 +105,10 @@ class THC(Method):
             "rotation", self.rotation, "'partial', 'full' or 'none'", self.rotation in ("partial", "full", "none")
         )
         check_range(
-            "block", self.block, "a power of two, at least 2", self.block >= 2 and not self.block & self.block - 1
+            "block",
+            self.block,
+            f"a power of two in 2 .. {LARGEST_BLOCK}",
+            2 <= self.block <= LARGEST_BLOCK and not self.block & self.block - 1,
         )
         check_range("levels", self.levels, "'uniform' or 'table'", self.levels in ("uniform", "table"))
         check_range("overflow", self.overflow, "'widen' or 'saturate'", self.overflow in ("widen", "saturate"))

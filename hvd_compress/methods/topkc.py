@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Chosen, Exchange, Exchanging, State, World
-from hvd_compress.methods.base import Example, Method, check_range, count, register, rows_of
+from hvd_compress.methods.base import LARGEST_BLOCK, Example, Method, check_range, check_whole, count, register, rows_of
 from hvd_compress.ops import Ops
 
 
@@ -53,7 +53,7 @@ class TopKC(Method):
 
     def __post_init__(self) -> None:
         check_range("ratio", self.ratio, "in (0, 1]", 0 < self.ratio <= 1)
-        check_range("chunk", self.chunk, "at least 1", self.chunk >= 1)
+        check_whole("chunk", self.chunk, 1, LARGEST_BLOCK)
         check_range("values", self.values, "'fp32' or 'fp16'", self.values in ("fp32", "fp16"))
 
     def exchange(

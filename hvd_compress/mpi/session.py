@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hvd_compress.bucketing import Gradient, Merge, Planned, plan
+from hvd_compress.bucketing import Gradient, Merge, Planned, advise, plan
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.resharding import Kept
 from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint
@@ -46,6 +46,7 @@ class Session:
         self._transport = transport
         self._meter = meter
         self._ops = NumpyCompiledOps()
+        advise(self.gradients, method, transport.world)
         self._plan = plan(self.gradients, method, merge)
         self.states: list[State] = [p.method.init(self._ops, p.bucket, transport.world) for p in self._plan]
 

@@ -115,7 +115,7 @@ def _suited(method: Method, memory: Memory) -> Memory:
         return "none"
     if memory in FEEDBACK and not method.supports_feedback:
         raise SpecError(
-            f"memory={memory!r} is not supported with {method!r}: its error cannot be kept, or would grow;"
+            f"memory={memory!r} is not supported with {method}: its error cannot be kept, or would grow;"
             " take memory='none', or a pair: that of activations and that of gradients"
         )
     return memory

@@ -106,11 +106,14 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
         tally: Counter of steps and bytes.
     """
 
+    sessions: dict[str, Session]
+    tally: Tally
+
     def __init__(self, method: Router, merge: Merge) -> None:
         tf.Module.__init__(self, name="hvd_compress")
         self.method = method
         self.merge = merge
-        self.sessions: dict[str, Session] = {}
+        self.sessions = {}
         self.tally = Tally()
         self._memo = _Memo()
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from hvd_compress.bucketing import PRECISION, Gradient, Merge, Planned, gradient, plan
+from hvd_compress.bucketing import PRECISION, Gradient, Merge, Planned, advise, gradient, plan
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.elastic import Membership
 from hvd_compress.checkpoint.resharding import Kept
@@ -114,6 +114,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         super().__init__(name="hvd_compress_session")
         self._count = len(gradients)
         self._facts = agreement.describe(method, merge, gradients, transport.world)
+        advise(gradients, method, transport.world)
         question = None if agreement.elastic() else Question(self._facts, first, transport)
         if question is not None:
             question.expect()

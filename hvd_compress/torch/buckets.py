@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hvd_compress.bucketing import Gradient, Merge, gradient, merged_sizes, pin, plan, start
+from hvd_compress.bucketing import Gradient, Merge, advise, gradient, merged_sizes, pin, plan, start
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.resharding import Kept, divisible, inherit
 from hvd_compress.checkpoint.state_dict import (
@@ -124,6 +124,7 @@ class Buckets:
         Args:
             came: When the gradients arrived in the first step; None if all arrived in backward.
         """
+        advise(self.gradients, self._method, self.world)
         self._came = dict.fromkeys(self._parameters, Came.IN_BACKWARD) if came is None else dict(came)
         first = pin(start(self.sizes())) if self.fixed is None else self.fixed
         if agreement.elastic():  # new ranks know the first partition only

@@ -153,7 +153,7 @@ def check_retains(memory: Wrapper, feedback: str) -> None:
     """
     if not memory.inner.supports_feedback:
         raise SpecError(
-            f"feedback={feedback} is not supported with {memory.inner!r}: its compression error is unknown or would"
+            f"feedback={feedback} is not supported with {memory.inner}: its compression error is unknown or would"
             " grow without bound; take feedback=off"
         )
 

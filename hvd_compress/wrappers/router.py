@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from hvd_compress.core.bucket import Shape
 from hvd_compress.errors import SpecError
-from hvd_compress.methods.base import Method, check_range
+from hvd_compress.methods.base import Method, check_whole
 from hvd_compress.methods.cast import Dense
 from hvd_compress.wrappers.schedule import Phases
 
@@ -27,6 +27,11 @@ class Router(ABC):
     @abstractmethod
     def route(self, name: str, shape: Shape) -> Method:
         """Return the method of the gradient with this name and shape."""
+
+    def obstacle(self, name: str, shape: Shape) -> str:
+        """Return why a gradient is not compressed that is meant to be, as advice on options; "" otherwise."""
+        del name, shape
+        return ""
 
     @property
     def linear(self) -> bool:
@@ -98,15 +103,21 @@ class Selective(Router):
     vectors: bool = False
 
     def __post_init__(self) -> None:
-        check_range("min_size", self.min_size, "at least 0", self.min_size >= 0)
+        check_whole("min_size", self.min_size, 0, 2**62)
 
     @property
     def core(self) -> Method:
         return self.inner
 
     def route(self, name: str, shape: Shape) -> Method:
-        large = (len(shape) > 1 or self.vectors) and math.prod(shape) >= self.min_size
-        return self.inner if large and self.inner.compresses(shape) else self.dense_method
+        return self.dense_method if self.obstacle(name, shape) else self.inner
+
+    def obstacle(self, name: str, shape: Shape) -> str:
+        if len(shape) <= 1 and not self.vectors:
+            return "vectors need vectors=on"
+        if math.prod(shape) < self.min_size:
+            return f"they are smaller than min_size={self.min_size}"
+        return "" if self.inner.compresses(shape) else self.inner.too_small
 
 
 @dataclass(frozen=True)
@@ -146,6 +157,13 @@ class ByName(Router):
     def route(self, name: str, shape: Shape) -> Method:
         return self._find(name).route(name, shape)
 
+    def obstacle(self, name: str, shape: Shape) -> str:
+        return self._find(name).obstacle(name, shape)
+
+    def unmatched(self, names: Iterable[str]) -> list[str]:
+        """Return the patterns that match none of some names."""
+        return [pattern for pattern, _ in self.rules if not any(fnmatchcase(name, pattern) for name in names)]
+
 
 @dataclass(frozen=True)
 class ByStep(Router):
@@ -180,6 +198,10 @@ class ByStep(Router):
 
     def route(self, name: str, shape: Shape) -> Method:
         return self._with([router.route(name, shape) for _, router in self.phases])
+
+    def obstacle(self, name: str, shape: Shape) -> str:
+        found = [router.obstacle(name, shape) for _, router in self.phases]
+        return found[0] if all(found) else ""
 
     def _with(self, carriers: list[Method]) -> Method:
         if len(set(carriers)) == 1:

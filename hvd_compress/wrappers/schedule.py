@@ -12,7 +12,7 @@ from hvd_compress.core.collectives import Array, Branch, Exchange, Exchanging, S
 from hvd_compress.core.state_tree import Passing, Residual, Role, kinds
 from hvd_compress.core.totals import dense
 from hvd_compress.errors import SpecError
-from hvd_compress.methods.base import Method, Wrapper, check_range, compensate
+from hvd_compress.methods.base import MOST_STEPS, Method, Wrapper, check_range, check_whole, compensate
 from hvd_compress.methods.cast import Dense
 from hvd_compress.ops import Ops
 from hvd_compress.wrappers.error_feedback import ErrorFeedback, ErrorFeedbackState
@@ -63,7 +63,8 @@ class Schedule(Wrapper):
         ends = [stage.until for stage in self.stages]
         if sorted(set(ends)) != ends or (ends and ends[0] < 1) or not (ends or self.every):
             raise SpecError(f"stages end at steps {ends}: give stages that end at increasing steps from 1, or every")
-        check_range("every", self.every, "0, or at least 2", self.every == 0 or self.every >= 2)
+        if self.every:
+            check_whole("every", self.every, 2, MOST_STEPS)
 
     def init(self, ops: Ops, bucket: Bucket, world: World) -> ScheduleState:
         return ScheduleState(0, self.inner.init(ops, bucket, world))
@@ -108,8 +109,9 @@ def schedule(method: Method, start: int = 0, warmup: int = 0, every: int = 0) ->
     Raises:
         SpecError: If a number is out of range or the method has no ratio.
     """
-    check_range("start", start, "at least 0", start >= 0)
-    check_range("warmup", warmup, "a multiple of 4, at least 0", warmup >= 0 and warmup % WARMUP_STAGES == 0)
+    check_whole("start", start, 0, MOST_STEPS)
+    check_whole("warmup", warmup, 0, MOST_STEPS)
+    check_range("warmup", warmup, "a multiple of 4", warmup % WARMUP_STAGES == 0)
     stages = [Stage(start, Dense())] if start else []
     stages += [Stage(start + (i + 1) * warmup // WARMUP_STAGES, m) for i, m in enumerate(_ramp(method, warmup))]
     return Schedule(method, tuple(stages), every) if stages or every else method
@@ -128,7 +130,7 @@ def _milder(method: Any, power: float) -> Method:
     if isinstance(method, Wrapper):
         return replace(method, inner=_milder(method.inner, power))
     if not getattr(method, "ratio", 0):
-        raise SpecError(f"warmup is not supported with {method!r}, which has no ratio: take start= instead")
+        raise SpecError(f"warmup is not supported with {method}, which has no ratio: take start= instead")
     milder: Method = replace(method, ratio=method.ratio**power)
     return milder
 
@@ -164,8 +166,8 @@ class Phases(Method):
         for _, method in self.phases:
             if isinstance(method, Wrapper) and not isinstance(method, ErrorFeedback):
                 raise SpecError(
-                    f"phases do not support {method!r}, whose state would be lost at the end of its phase: take"
-                    " feedback=on or off, without momentum, start, warmup, every, delay and measure"
+                    f"phases do not support this form of {method}, whose state would be lost at the end of its phase:"
+                    " take feedback=on or off, without momentum, start, warmup, every, delay and measure"
                 )
 
     @property
@@ -271,7 +273,7 @@ class Delayed(Wrapper):
         return True
 
     def __post_init__(self) -> None:
-        check_range("delay", self.every, "0, or at least 2", self.every >= 2)
+        check_whole("delay", self.every, 2, MOST_STEPS)
 
     def init(self, ops: Ops, bucket: Bucket, world: World) -> DelayedState:
         zeros = ops.zeros((bucket.numel,), bucket.dtype)

@@ -51,6 +51,9 @@ def ends(allowed: str) -> tuple[list[float], list[float]]:
         return within, [low - TINY if found[1] == "[" else low, high + TINY if found[4] == "]" else high]
     if found := WHOLE.match(allowed):
         return [int(found[1]), 2 ** int(found[2]) - 1], [int(found[1]) - 1, 2 ** int(found[2])]
+    if found := re.search(r"in (\d+) \.\. (\d+)", allowed):
+        least, most = int(found[1]), int(found[2])
+        return ([least, most, 0], [-1, most + 1]) if ", or 0" in allowed else ([least, most], [least - 1, most + 1])
     if found := re.match(r"(\d+) to (\d+)", allowed):
         return [int(found[1]), int(found[2])], [int(found[1]) - 1, int(found[2]) + 1]
     if LIST.match(allowed):
@@ -58,11 +61,11 @@ def ends(allowed: str) -> tuple[list[float], list[float]]:
         return list(listed), [one for end in listed for one in (end - 1, end + 1) if one not in listed]
     if found := re.match(r"above (\d+)", allowed):
         return [int(found[1]) + TINY], [int(found[1])]
-    least = re.findall(r"at least (\d+)", allowed)
-    assert least, f"no rule for {allowed!r}"
-    if re.search(r"\b0\b", allowed) and int(least[0]) > 0:
-        return [int(least[0]), 0], [-1]
-    return [int(least[0])], [int(least[0]) - 1]
+    lowest = re.findall(r"at least (\d+)", allowed)
+    assert lowest, f"no rule for {allowed!r}"
+    if re.search(r"\b0\b", allowed) and int(lowest[0]) > 0:
+        return [int(lowest[0]), 0], [-1]
+    return [int(lowest[0])], [int(lowest[0]) - 1]
 
 
 @pytest.mark.parametrize(("name", "field"), numbers())

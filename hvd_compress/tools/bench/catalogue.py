@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY, MethodInfo, methods
-from hvd_compress.methods.base import Method
+from hvd_compress.methods.base import Method, written
 from hvd_compress.spec import known_by, nearest, parse
 from hvd_compress.tools.bench.docstrings import read
 from hvd_compress.tools.bench.inputs import RMS
@@ -73,11 +72,6 @@ def memory(line: MethodInfo) -> str:
     if not line.feedback:
         return "off"
     return f"on ({given})" if given else "on"
-
-
-def written(value: Any) -> str:
-    """Return a value as in spec strings."""
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
 def numbers(name: str) -> tuple[str, str, str, str]:
