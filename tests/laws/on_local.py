@@ -11,7 +11,7 @@ from hvd_compress import LocalWorld
 ABLE = Able(
     list(conserving()),
     settings=((1, 1, "names"), (2, 1, "names"), (3, 1, "names"), (4, 2, "names")),
-    events=ALL - {"optimizers", "passes", "tied", "shuffled", "turned", "scale", "frozen"},
+    events=ALL - {"optimizers", "passes", "tied", "shuffled", "turned", "scale", "frozen"} | {"joint"},
     idle=True,
 )
 

@@ -63,5 +63,5 @@ def run(program: Program) -> str:
         enter(transport)
         return ThreadRank(program, transport.world.rank).run()
 
-    ranks = RankThreads(program.ranks, torch_ops("cpu"), program.local_size, program.seed, program.matching)
+    ranks = RankThreads(program.ranks, torch_ops("cpu"), program.local_size, program.seed, program.matching, 60.0)
     return violation(program, *ranks.run(rank))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Plant(NamedTuple):
@@ -25,4 +25,28 @@ def discard() -> None:
     compressor._owned = lambda self, owner: [one for one in self._sessions() if not one.waiting]
 
 
-PLANTS = {"discard": Plant(discard, "threads")}
+def clip() -> None:
+    """What float16 cannot hold is sent as an infinity."""
+    for name in ("methods.cast", "wrappers.hierarchy"):
+        module: Any = import_module(f"hvd_compress.{name}")
+        module.to_half = lambda ops, x, ranks=None: ops.cast(x, "float16")
+
+
+def server() -> None:
+    """A dense step keeps what servers hold back."""
+    quantised = import_module("hvd_compress.methods.quantised").Quantised
+    quantised.flush = lambda self, ops, bucket, x, state, world: (x, state)
+
+
+def unused() -> None:
+    """What a step does not use loses its residual."""
+    state = import_module("hvd_compress.torch.bucket_state").BucketState
+    state.rejoined = lambda self, new, idle, unused: new
+
+
+PLANTS = {
+    "unused": Plant(unused, "ddp"),
+    "clip": Plant(clip, "local"),
+    "server": Plant(server, "local"),
+    "discard": Plant(discard, "threads"),
+}

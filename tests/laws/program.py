@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -135,7 +136,7 @@ class Program:
     @property
     def drains(self) -> bool:
         """Whether the last steps have no gradients, as no step is dense."""
-        return self.spec.startswith("fp16:feedback=on")
+        return "feedback=on" in self.spec and not re.search(",every=|,delay=| -> ", self.spec)
 
     @property
     def always_used(self) -> bool:
@@ -176,7 +177,8 @@ class Able:
     """What an adapter can do.
 
     Args:
-        specs: Specs to draw.
+        specs: Specs to draw, with options after which nothing is outstanding in some steps.
+        endless: Specs to draw as they are.
         settings: Numbers of ranks, ranks on each node, and how collectives are matched.
         fates: What may become of reduced gradients.
         before: What may happen before a step.
@@ -186,6 +188,7 @@ class Able:
     """
 
     specs: Sequence[str]
+    endless: Sequence[str] = ()
     settings: Sequence[tuple[int, int, Matching]] = ((2, 1, "names"),)
     fates: tuple[Fate, ...] = ("applied", "not finite")
     before: tuple[str, ...] = ()
@@ -194,16 +197,16 @@ class Able:
     idle: bool = False
 
 
-ALL = frozenset({"tied", "unused", "frozen", "passes", "shuffled", "scale", "delay"})
+ALL = frozenset({"tied", "unused", "frozen", "passes", "large", "shuffled", "scale", "delay"})
 
 SHAPES: list[tuple[int, ...]] = [(1,), (7,), (12, 5), (40, 25), (3, 4, 2, 2), (300,)]
 
 
 def conserving() -> Iterator[str]:
-    """Yield the examples of all methods whose totals and residuals make up the gradients."""
+    """Yield the examples of all methods whose totals and residuals make up the gradients, with error feedback."""
     for spec, example in EXAMPLES.items():
         method = bare(spec)
-        if example.total in ("lossy", "served") or not (method.supports_feedback or spec == "none"):
+        if example.total == "lossy" or not (method.supports_feedback or spec == "none"):
             continue
         options = [*(["feedback=on"] if method.supports_feedback else [])]
         options += [f"{key}={0 if key == 'momentum' else 1}" for key in method.memory]  # these change the sum
@@ -211,7 +214,7 @@ def conserving() -> Iterator[str]:
         yield f"{spec}{':' if ',' not in spec and ':' not in spec else ','}{','.join(options)}" if options else spec
 
 
-SOME = ("none", "fp16", "topk:ratio=0.1,f", "powersgd:rank", "acpsgd", "efsignsgd", "qsgd", "loco", "dgc")
+SOME = ("none", "fp16", "topk:ratio=0.1,f", "powersgd:rank", "acpsgd", "efsignsgd", "qsgd", "dgc")
 
 FAMILIES = [spec for spec in conserving() if spec.startswith(SOME)]
 """One or two of each family."""
@@ -248,11 +251,13 @@ class Draw(random.Random):
         return tuple(p for p in range(size) if self.random() < 0.5)
 
     def _spec(self) -> str:
-        spec = self.choice(list(self._able.specs))
+        spec = self.choice([*self._able.specs, *self._able.endless, "fp16:feedback=on"])
         if spec.startswith(("none", "fp16")):
             return spec
+        if spec in self._able.endless:
+            return f"{spec},min_size=0,vectors=on"
         wide = self.choice(["min_size=0,vectors=on", "min_size=0,vectors=on", "min_size=60"])
-        among = ",hierarchical=on" if self._local_size > 1 else ""
+        among = self.choice([",hierarchical=on", ",hierarchical=on,inside=fp16"]) if self._local_size > 1 else ""
         ends = [f",every={self.randint(2, 4)}"] * 3 + [",delay=2"] * ("delay" in self._events) + [" -> none"]
         return f"{spec}{',' if ':' in spec else ':'}{wide}{among}{self.choice(ends)}"
 

@@ -17,29 +17,41 @@ from hvd_compress.torch.compressor import ReducingCompressor
 Terms = Sequence[tuple[int, Tensor]]
 
 
+class Part(nn.Module):
+    """A parameter whose gradient is known, as the loss is linear."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(shape))
+
+    def forward(self, gradient: Tensor) -> Tensor:
+        """Return the loss."""
+        return (self.weight * gradient).sum()
+
+
 class Net(nn.Module):
-    """A model whose loss is linear, so that its gradients are known.
+    """A model of some parts.
 
     Args:
         model: Its description.
-
-    Attributes:
-        own: The parameters.
     """
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.own = nn.ParameterList(torch.zeros(shape) for shape in model.shapes)
-        self.tied = nn.ParameterList(self.own[:1] if model.tied else [])
+        self.parts = nn.ModuleList(map(Part, model.shapes))
+        self.tied = self.parts[0] if model.tied else None
+
+    @property
+    def own(self) -> list[nn.Parameter]:
+        """The parameters."""
+        return [part.weight for part in self.parts]  # type: ignore[misc]
 
     def forward(self, terms: Terms) -> Tensor:
         """Return the loss, given the parameters in use with their gradients."""
-        loss = torch.zeros(())
-        for number, gradient in terms:
-            loss = loss + (self.own[number] * gradient).sum()
-            if number < len(self.tied):
-                loss = loss + (self.tied[number] * gradient).sum()
-        return loss
+        losses = [self.parts[number](gradient) for number, gradient in terms]
+        if self.tied is not None:
+            losses += [self.tied(gradient) for number, gradient in terms if number == 0]
+        return torch.stack(losses).sum()
 
 
 class TorchRank(ABC):

@@ -149,6 +149,8 @@ JOBS: dict[str, Callable[[], Outcome]] = {
     "law, LocalWorld": lambda: law("local", 2000),
     "law, threads": lambda: law("threads", 2000),
     "law, DDP": lambda: law("ddp", 200),
+    "law, FSDP2": lambda: law("fsdp", 200),
+    "law, TensorFlow": lambda: law("keras", 200),
     "law, PyTorch": lambda: law("horovod", 200),
     "long, PyTorch": lambda: long("pytorch"),
     "long, TensorFlow": lambda: long("keras"),
