@@ -10,7 +10,7 @@ from hvd_compress.methods.base import Method, written
 from hvd_compress.spec import known_by, nearest, parse
 from hvd_compress.tools.bench.docstrings import read
 from hvd_compress.tools.bench.inputs import RMS
-from hvd_compress.tools.bench.traffic import SIDE, SIZES, cost
+from hvd_compress.tools.bench.traffic import SIDE, SIZES, cost, keeps_zeros
 from hvd_compress.tools.tables import markdown
 from hvd_compress.wrappers.error_feedback import EF21, ErrorFeedback
 from hvd_compress.wrappers.measure import Measured
@@ -27,8 +27,10 @@ _HEAD = """\
 *Bits* are what a rank sends for each coordinate in one step, all metadata included, with 2, 8 and 64 ranks: of a
 float32 matrix of {side} x {side} normal numbers with a root mean square of {rms} ({zeros}), with default
 hyper-parameters, and rings for allreduce and allgather. Uncompressed it is 32, 56 and 63 bits. *Constant* tells
-whether that stays about the same with more ranks. *State* is what a rank keeps between steps, in bytes for each
-coordinate, the residual included."""
+whether that stays about the same with more ranks. *Zeros* tells whether a coordinate that is zero on all ranks, such as
+one of a padding row or of an absent token, stays so up to rounding; if not, it moves too, with `signsgd` and `signum`
+as far as all others. *State* is what a rank keeps between steps, in bytes for each coordinate, the
+residual included."""
 
 _ADVICE = """\
 ### Which to take
@@ -39,8 +41,9 @@ the Utility of Gradient Compression, 2022, found that few methods beat a well-tu
 better depends: Gloo sums float16 in software, so that `none` may be faster on processors.
 
 * **No loss wanted**: `fp16` or `bf16`; `homomorphic` where gradients are mostly zero.
-* **4 times less, the next step after 16 bits**: `block8`, which is more precise, or `fp8`, which keeps the relative
-  precision of small coordinates. Both take 8 bits each way with any number of ranks.
+* **4 times less, the next step after 16 bits**: `block8`, which is more precise (at 8 bits, `int8` and `qsgd` have two
+  to four times its error, as their blocks are larger), or `fp8`, which keeps the relative precision of small
+  coordinates. Both take 8 bits each way with any number of ranks.
 * **4 to 8 times less**: `int8` and `thc` are unbiased or nearly so, need no tuning and go by allreduce; `qsgd` is more
   precise with few ranks; `loco` and `twoway=on` keep 4-bit traffic at 4 bits each way with many.
 * **20 times less and more, few ranks**: `topk`, or `dgc` with its momentum; tune the learning rate and use `warmup`.
@@ -138,12 +141,13 @@ def _linked(text: str) -> str:
 
 
 def _overview() -> str:
-    rows = [("Name", "Travels by", "Rounds", "Constant", "Unbiased", "State", "Bits", "Paper")]
+    rows = [("Name", "Travels by", "Rounds", "Constant", "Unbiased", "Zeros", "State", "Bits", "Paper")]
     for line in methods():
         rounds, allreduce, state, bits = numbers(line.name)
         name = f"[`{line.name}`](#{line.name})"
-        rows.append((name, line.collective, rounds, allreduce, line.unbiased, state, bits, short(line.paper)))
-    return markdown(rows, "llrllrrl")
+        zeros = "stay" if keeps_zeros(line.name) else "move"
+        rows.append((name, line.collective, rounds, allreduce, line.unbiased, zeros, state, bits, short(line.paper)))
+    return markdown(rows, "llrlllrrl")
 
 
 def constructors() -> str:
