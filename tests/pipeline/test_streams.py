@@ -193,9 +193,9 @@ def test_memory_is_bounded() -> None:
         ({"memory": "aqsgd:samples=9,folder=nowhere"}, "there is no such folder"),
         ({"memory": ("none", "aqsgd:samples=9")}, "aqsgd is a memory of activations"),
         ({"memory": ("none", "ef", "ef")}, "that of activations and of gradients"),
-        ({"backward": "qsgd:norm=l2", "memory": "ef"}, "memory='ef' is not supported with QSGD"),
+        ({"backward": "qsgd:norm=l2", "memory": "ef"}, "memory='ef' is not supported with qsgd:norm=l2"),
         ({"backward": "shared"}, "takes the mask of activations, and forward='none' has none"),
-        ({"forward": "topk", "backward": "shared", "memory": "ef"}, "memory='ef' is not supported with SharedMask"),
+        ({"forward": "topk", "backward": "shared", "memory": "ef"}, "memory='ef' is not supported with shared"),
         ({"forward": "shared"}, "'shared' is for gradients"),
     ],
 )
