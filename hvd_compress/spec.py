@@ -244,8 +244,13 @@ def _check_memory(name: str, router: Router, given: Mapping[str, Any]) -> None:
             )
 
 
-def to_spec(method: Routable) -> str:
-    """Return the spec string of a method or router; its repr if no spec string describes it."""
+def to_spec(method: Routable, beside: str = "") -> str:
+    """Return the spec string of a method or router; its repr if no spec string describes it.
+
+    Args:
+        method: The method or router.
+        beside: Another spec string; the options that it has are written even if they have their defaults.
+    """
     bare, options = _decompose(routed(method))
     if bare is None or bare.name not in REGISTRY:
         return repr(method)
@@ -253,7 +258,12 @@ def to_spec(method: Routable) -> str:
     defaults = _option_defaults(type(bare)) | _own_defaults(type(bare))
     if not bare.supports_feedback and "feedback" in defaults:
         defaults |= {"feedback": "off"} | {key: value for key, value in MEMORY.items() if key in defaults}
-    changed = {key: value for key, value in (own | options).items() if key in defaults and value != defaults[key]}
+    shown = {option.partition("=")[0] for option in beside.partition(":")[2].split(",")}
+    changed = {
+        key: value
+        for key, value in (own | options).items()
+        if key in defaults and (value != defaults[key] or key in shown)
+    }
     spec = ":".join(filter(None, [bare.name, ",".join(f"{k}={written(v)}" for k, v in changed.items())]))
     try:
         return spec if parse(spec) == routed(method) else repr(method)

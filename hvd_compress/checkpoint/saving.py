@@ -13,28 +13,40 @@ from hvd_compress.core.collectives import World
 class Saving:
     """Mixin for compressors that save their state to files, one per rank."""
 
-    def save(self, folder: str | os.PathLike[str]) -> Path:
+    def save(self, folder: str | os.PathLike[str], step: int | None = None) -> Path:
         """Save the state of this rank to a file in a folder that all ranks share.
 
         Call it on all ranks after the same step. Each save writes new files; files older than the last complete save
-        are removed.
+        are removed. So use one folder per compressor, within the checkpoint that it belongs to.
+
+        Args:
+            folder: The folder.
+            step: Step of the training, for `load`.
 
         Returns:
             Path of the file, a ``.npz`` archive without pickle.
-        """
-        return state_files.save(folder, self._saved())
 
-    def load(self, folder: str | os.PathLike[str]) -> None:
+        Raises:
+            StateError: If another compressor saves to the folder, too.
+        """
+        return state_files.save(folder, self._saved()._replace(step=step))
+
+    def load(self, folder: str | os.PathLike[str], step: int | None = None) -> None:
         """Load the newest complete save in a folder, before or after the first step.
 
         Incomplete saves are skipped with a warning. If the world size has changed, residuals are resharded and their
         sum is preserved.
 
+        Args:
+            folder: The folder.
+            step: Load the save of this ``step`` instead of the newest one.
+
         Raises:
-            StateError: If no save is complete, a file is damaged, or a state does not match. Nothing is changed.
+            StateError: If no save is complete or of this step, a file is damaged, or a state does not match. Nothing
+                is changed.
         """
         world = self._world()
-        self._load(state_files.load(folder, world.rank, world.size))
+        self._load(state_files.load(folder, world.rank, world.size, step))
 
     def _world(self) -> World:
         """Return all ranks of the job."""

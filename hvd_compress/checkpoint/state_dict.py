@@ -18,6 +18,7 @@ from hvd_compress.core.collectives import World
 from hvd_compress.core.state_tree import OF_PART, Kind, Per, Role, kinds
 from hvd_compress.errors import SpecError, StateError
 from hvd_compress.ops.numpy import NumpyOps
+from hvd_compress.spec import parse, to_spec
 
 FORMAT = "hvd_compress/3"
 
@@ -77,6 +78,7 @@ class Saved(NamedTuple):
         size: World size.
         sessions: States of its optimizers, by name.
         carried: States of another world size that no optimizer has taken over yet; passed on unchanged.
+        step: Step of the training, as the user counts; None if it was not given.
     """
 
     method: str
@@ -84,6 +86,7 @@ class Saved(NamedTuple):
     size: int
     sessions: Mapping[str, SavedSession]
     carried: Sequence[Saved] = ()
+    step: int | None = None
 
 
 def fingerprint(buckets: Buckets, kinds: Mapping[str, Mapping[str, Kind]]) -> int:
@@ -159,7 +162,10 @@ def from_dict(state: Any, convert: Callable[[Any], Any]) -> Saved:
             if one.came is not None and one.gradients and len(one.came) != len(one.gradients):
                 raise ValueError(f"{len(one.came)} arrivals of {len(one.gradients)} gradients")
         carried = tuple(from_dict(part, convert) for part in state["carried"])
-        return Saved(str(state["method"]), _whole(state["rank"]), _whole(state["size"], least=1), sessions, carried)
+        step = None if state["step"] is None else _whole(state["step"])
+        return Saved(
+            str(state["method"]), _whole(state["rank"]), _whole(state["size"], least=1), sessions, carried, step
+        )
     except (AttributeError, KeyError, OverflowError, SpecError, TypeError, ValueError) as error:
         raise StateError(f"this state of a compressor is damaged: {error!r}; load another one") from error
 
@@ -229,9 +235,10 @@ class Loaded:
         """
         for one in saved:
             if one.method != method:
+                theirs, own = _beside(one.method, method), _beside(method, one.method)
                 raise StateError(
-                    f"this state belongs to {one.method!r}, but the compressor is {method!r}: resume with the"
-                    f" method {one.method!r}, or start without loading (residuals begin at zero)"
+                    f"this state belongs to {theirs!r}, but the compressor is {own!r}: resume with the method"
+                    f" {theirs!r}, or start without loading (residuals begin at zero)"
                 )
         self._saved = [part for one in saved for part in (one._replace(carried=()), *one.carried)]
 
@@ -328,6 +335,14 @@ class Loaded:
             elif waiting and part.rank % world.size == world.rank:
                 carried.append(part._replace(sessions=waiting))
         return Saved(method, world.rank, world.size, {**own, **sessions}, tuple(carried))
+
+
+def _beside(spec: str, other: str) -> str:
+    """Return a spec string with the options that another one has, too; unchanged if it cannot be read."""
+    try:
+        return to_spec(parse(spec), other)
+    except SpecError:
+        return spec
 
 
 def parameters_of(gradients: Sequence[Gradient]) -> list[Parameter]:

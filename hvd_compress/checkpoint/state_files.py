@@ -209,8 +209,14 @@ def _inspect(folder: Path, there: Sequence[File], number: int, size: int) -> tup
     return found, flaw(found, size)
 
 
-def load(folder: str | os.PathLike[str], rank: int, size: int) -> list[Saved]:
+def load(folder: str | os.PathLike[str], rank: int, size: int, step: int | None = None) -> list[Saved]:
     """Read what a rank needs of the newest complete save; incomplete saves are skipped with a warning.
+
+    Args:
+        folder: The folder.
+        rank: This rank.
+        size: Current world size.
+        step: Step of the save; None for any.
 
     Returns:
         The file of this rank alone if the world size is unchanged, none if it has saved nothing; otherwise those of
@@ -223,6 +229,8 @@ def load(folder: str | os.PathLike[str], rank: int, size: int) -> list[Saved]:
     there, flaws, apart = files_in(folder), list[str](), False
     for number, before in dict.fromkeys((file.number, file.size) for file in there):
         found, why = _inspect(folder, there, number, before)
+        if not why and step not in (None, found[0].step):
+            why = f"it is of step {found[0].step}, not {step}"
         if not why and before == size and rank not in (one.rank for one in found):
             apart = True  # it is of ranks that train without this one
         elif not why:
@@ -240,8 +248,9 @@ def load(folder: str | os.PathLike[str], rank: int, size: int) -> list[Saved]:
             f"the folder {folder} holds no saved state that this version can read: pass the folder that"
             " compression.save wrote to, or start without loading (residuals begin at zero)"
         )
+    wanted = "complete" if step is None else f"complete and of step {step}"
     raise StateError(
-        f"no save in {folder} is complete: {'; '.join(flaws)}. Save on all ranks at the same steps into one shared"
+        f"no save in {folder} is {wanted}: {'; '.join(flaws)}. Save on all ranks at the same steps into one shared"
         " folder (or copy the files of all hosts into one), or start without loading (residuals begin at zero)"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from hvd_compress.distributed.compression import DistributedCompressor
 from hvd_compress.distributed.meeting import meet
 from hvd_compress.errors import StateError
 from hvd_compress.torch.compressor import parse
+
+_LOG = logging.getLogger("hvd_compress")
 
 
 class FullState:
@@ -68,4 +71,6 @@ class FullState:
         if why := flaw(found, found[0].size):
             raise StateError(f"this state of all ranks cannot be loaded: {why}; load another one")
         world = self._compression._world()
+        if not (self._compression.method.linear or any(one.sessions or one.carried for one in found)):
+            _LOG.warning("the checkpoint has no state of this compression: residuals begin at zero")
         self._compression._load(needed(found, world.rank, world.size))

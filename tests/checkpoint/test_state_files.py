@@ -147,6 +147,18 @@ def test_saving_twice_is_saving_once(tmp_path: Path) -> None:
     assert loaded(tmp_path) == [(0, 5, 7)]
 
 
+def test_the_save_of_a_step_is_loaded_or_refused(tmp_path: Path) -> None:
+    """As of a checkpoint that is not the newest one, beside one folder for all of them."""
+    for steps in (5, 9):
+        for rank in range(2):
+            state_files.save(tmp_path, saved(rank, steps=steps)._replace(step=10 * steps))
+    for step, expected in ((None, 9), (90, 9), (50, 5)):
+        (one,) = state_files.load(tmp_path, 1, 2, step)
+        assert one.sessions["m"].steps == expected
+    with pytest.raises(StateError, match=r"and of step 10: .* it is of step 90, not 10; .* it is of step 50, not 10"):
+        state_files.load(tmp_path, 1, 2, 10)
+
+
 @pytest.mark.parametrize("name", ["m", "n"])
 def test_two_compressors_need_two_folders(tmp_path: Path, name: str) -> None:
     """Of models with other parameters, or with the same; a later job may go on with the folder of an earlier one."""

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from parallel.pytorch.ddp_training import group_of, loss_of, weights
 from parallel.pytorch.training import SIZE, make_model
 from torch import Tensor
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import DefaultLoadPlanner, state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
@@ -98,3 +98,14 @@ def test_a_checkpoint_of_one_rank_is_refused_by_the_others(folder: Path) -> None
     refusals = [one for one in hvd.allgather_object(said) if one]
     assert len(refusals) == SIZE - 1
     assert all("cannot be loaded on rank" in one and "FullState(compression)" in one for one in refusals)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_checkpoint_from_before_compression_begins_at_zero(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = make_model()
+    state_dict_saver.save({"model": model.state_dict()}, checkpoint_id=folder)
+    job = Job("topk:ratio=0.01")
+    state = {"model": model.state_dict(), "compression": FullState(job.compression)}
+    state_dict_loader.load(state, checkpoint_id=folder, planner=DefaultLoadPlanner(allow_partial_load=True))
+    assert "the checkpoint has no state of this compression: residuals begin at zero" in caplog.text
+    job.run(range(1))
