@@ -13,7 +13,8 @@ import torch.distributed as dist
 from parallel.pytorch.ddp_training import group_of, loss_of, weights
 from parallel.pytorch.training import SIZE, make_model
 from torch import Tensor
-from torch.distributed.checkpoint import DefaultLoadPlanner, state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
