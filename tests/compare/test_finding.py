@@ -12,7 +12,7 @@ import pytest
 from hvd_compress.errors import SpecError
 from hvd_compress.lab import Setting
 from hvd_compress.tools.compare.tasks import TASKS, find
-from hvd_compress.tools.compare.tasks.options import FashionOptions, LmOptions, NoOptions
+from hvd_compress.tools.compare.tasks.options import FashionOptions, LmOptions, NoOptions, TransformerOptions
 
 
 def test_a_task_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,8 +41,11 @@ def test_a_task_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         find("lm", "keras")
 
 
-@pytest.mark.parametrize(("name", "kind"), [("digits", NoOptions), ("fashion", FashionOptions), ("lm", LmOptions)])
+KINDS = {"digits": NoOptions, "fashion": FashionOptions, "lm": LmOptions, "transformer": TransformerOptions}
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS.items())
 def test_every_task_is_described_with_its_options(name: str, kind: type[NoOptions]) -> None:
     told = re.search(r" \(options (.*)\)$", TASKS[name])
     assert (told[1].split(", ") if told else []) == [field.name for field in fields(kind)]
-    assert set(TASKS) == {"digits", "fashion", "lm"}
+    assert set(TASKS) == set(KINDS)
