@@ -5,7 +5,7 @@
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -129,15 +129,15 @@ class DistributedCompressor(ReducingCompressor):
     def __init__(self, method: Router, merge: Merge) -> None:
         super().__init__(method, merge, Registry(lambda model: False, _CURE), _CURE)
         self._passthrough = Passthrough(method.core, self._meter)
-        self._all_sharded: list[ShardedReducer] = []
         self._models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        self._sharded: weakref.WeakValueDictionary[str, ShardedReducer] = weakref.WeakValueDictionary()
         self._warned = False
 
     def register(
         self,
         model: nn.Module,
         op: str = "mean",
-        replicas: dist.ProcessGroup | None = None,
+        replicas: dist.ProcessGroup | Literal[False] | None = None,
         optimizer: Optimizers | None = None,
     ) -> Self:
         """Compress the gradients of a model from its next backward pass on.
@@ -148,7 +148,8 @@ class DistributedCompressor(ReducingCompressor):
             op: ``"mean"`` of the gradients over the ranks, as without compression, or ``"sum"``.
             replicas: For a sharded model: process group of the ranks that hold the same shards. The reduced shards are
                 summed over them with compression, by any method, while the reduce-scatter within a replica stays as it
-                is. None to compress the reduce-scatter, which only some methods support.
+                is. None to compress the reduce-scatter, which only some methods support; False for that, too, if the
+                mesh is a part of a larger one whose other ranks hold other parameters.
             optimizer: The optimizer of the model, or all of them. With it, momentum that the method does not support
                 is an error, Adam's where it costs loss is warned of, and gradients that are cleared before it has
                 applied them leave no residual.
@@ -193,7 +194,11 @@ class DistributedCompressor(ReducingCompressor):
         return found
 
     def _register_sharded(
-        self, model: nn.Module, op: str, replicas: dist.ProcessGroup | None, optimizer: Optimizers | None
+        self,
+        model: nn.Module,
+        op: str,
+        replicas: dist.ProcessGroup | Literal[False] | None,
+        optimizer: Optimizers | None,
     ) -> None:
         check_op(op)
         if not hasattr(model, "set_custom_reduce_scatter"):
@@ -201,23 +206,27 @@ class DistributedCompressor(ReducingCompressor):
                 f"register({type(model).__name__}) is not supported: wrap the model in"
                 " torch.nn.parallel.DistributedDataParallel first, or shard it by torch.distributed.fsdp.fully_shard"
             )
-        from hvd_compress.distributed.sharded import ShardedReducer, label_of
+        from hvd_compress.distributed.sharded import Scheme, ShardedReducer, label_of
+        from hvd_compress.distributed.sharded_groups import check_whole
 
         self._known(model, optimizer)
-        label = label_of(model)
-        number = sum(one.label.partition(".")[0] == label for one in self._sharded())
-        reducer = ShardedReducer(self._common, model, f"{label}.{number}" if number else label, replicas, op)
-        self._loaded.give({reducer.label: reducer})
-        self._all_sharded.append(reducer)
-        reducer.attach(op)
+        reducer = ShardedReducer(self._common, model, Scheme(replicas or None, op), self._give)
+        if replicas is None:
+            check_whole(model)
+        former = next((one for one in self._sharded.values() if reducer.follows(one)), None)
+        if former is None:
+            reducer.label = self._registry.label(label_of(model), set())
+        else:
+            reducer.adopt(former)
+        reducer.attach(model)
+        self._sharded[reducer.label] = reducer
 
-    def _sharded(self) -> list["ShardedReducer"]:
-        """Return the reducers of the sharded models that still exist."""
-        self._all_sharded = [one for one in self._all_sharded if one.model() is not None]
-        return self._all_sharded
+    def _give(self, reducer: "ShardedReducer") -> None:
+        """Restore the loaded state of a sharded model in its first step."""
+        self._loaded.give({reducer.label: reducer})
 
     def _sessions(self) -> list[Session]:
-        return [*super()._sessions(), *self._sharded()]
+        return [*super()._sessions(), *(one for one in self._sharded.values() if one.begun)]
 
     def registered(
         self, model: DistributedDataParallel, op: str = "mean", optimizer: Optimizers | None = None
@@ -370,10 +379,11 @@ class DistributedCompressor(ReducingCompressor):
         Raises:
             UnsupportedError: If there is no process group yet.
         """
-        transports = (one.transport for one in self._registry)
+        sharded = list(self._sharded.values())
+        transports = (one.transport for one in (*self._registry, *sharded))
         groups = {one.group for one in transports if isinstance(one, GroupTransport)}
         groups |= {model.process_group for model in self._models}
-        return groups.pop() if len(groups) == 1 and not self._sharded() else self._everyone()
+        return groups.pop() if len(groups) == 1 and all(one.begun for one in sharded) else self._everyone()
 
     def _world(self) -> World:
         return GroupTransport.of(self._everyone()).world

@@ -4,424 +4,395 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
 
-from hvd_compress.bucketing import Gradient, Planned, gradient
+from hvd_compress.bucketing import Gradient
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.resharding import Kept
 from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint, refuse_other_parameters, same_parameters
-from hvd_compress.core.bucket import Bucket, Shape
-from hvd_compress.core.collectives import AllReduce, State, World
-from hvd_compress.core.state_tree import flatten, kinds
+from hvd_compress.core.collectives import AllGather, AllReduce, State, World
+from hvd_compress.core.state_tree import Per, kinds
 from hvd_compress.core.transport import InFlight
+from hvd_compress.distributed.sharded_buckets import GroupBuckets, Part
+from hvd_compress.distributed.sharded_groups import Group, groups_of
+from hvd_compress.distributed.sharded_hooks import CompressedAllReduce, CompressedReduceScatter, watch
+from hvd_compress.distributed.sharded_step import Step
 from hvd_compress.distributed.transport import GroupTransport
 from hvd_compress.errors import StateError, UnsupportedError
 from hvd_compress.methods.base import Method, ReduceScattered
+from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.torch_devices import exactly
+from hvd_compress.torch.backward import at_end_of_backward
 from hvd_compress.torch.bucket_state import BucketState
 from hvd_compress.torch.handshake import Handshake, place_of
 from hvd_compress.torch.reducer import Common
 
+_GROUPS: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
+"""Process groups that were made for ranks of models, by the default group."""
 
-class Group(NamedTuple):
-    """Parameters whose gradients FSDP reduces together: those of one call of ``fully_shard``.
+
+class Scheme(NamedTuple):
+    """How the gradients of a model are summed.
 
     Attributes:
-        name: Name of the module within the model; empty for the model itself.
-        modules: The modules of the call.
-        names: Names of the parameters.
-        parameters: The trainable parameters.
+        replicas: Ranks that hold the same shards, to sum over; None to reduce-scatter over the ranks of each group.
+        op: ``"mean"`` or ``"sum"``.
     """
 
-    name: str
-    modules: list[Any]
-    names: list[str]
-    parameters: list[DTensor]
+    replicas: dist.ProcessGroup | None
+    op: str
+
+    def ranks(self, group: Group) -> dist.ProcessGroup:
+        """Return the ranks over which the gradients of a group are summed with compression."""
+        return group.process_group if self.replicas is None else self.replicas
 
     @property
-    def size(self) -> int:
-        """Number of ranks that share the parameters."""
-        return self.parameters[0].device_mesh.size()
-
-    def shards(self) -> list[Shape]:
-        """Return the shape of each gradient that a rank receives, padded to equal lengths on all ranks."""
-        return [_padded_shard(parameter) for parameter in self.parameters]
-
-    def largest(self) -> tuple[str, Shape]:
-        """Return name and shape of the largest parameter, by which the method of the group is chosen."""
-        name, parameter = max(zip(self.names, self.parameters, strict=True), key=lambda item: item[1].numel())
-        return name, tuple(parameter.shape)
-
-
-def _padded_shard(parameter: DTensor) -> Shape:
-    shape = list(parameter.shape)
-    dim: int = parameter.placements[0].dim  # type: ignore[attr-defined]
-    shape[dim] = -(-shape[dim] // parameter.device_mesh.size())
-    return tuple(shape)
-
-
-def groups_of(model: nn.Module) -> list[Group]:
-    """Return the groups of a model's trainable parameters.
-
-    Raises:
-        UnsupportedError: If a parameter is sharded over a mesh with several dimensions.
-    """
-    from torch.distributed.fsdp import FSDPModule
-
-    groups: dict[Any, Group] = {}
-    owners: dict[str, Any] = {}
-    for name, module in model.named_modules():
-        owner: Any
-        if isinstance(module, FSDPModule):
-            owner = module._get_fsdp_state()
-            groups.setdefault(owner, Group(name, [], [], [])).modules.append(module)
-        else:
-            owner = owners.get(name.rpartition(".")[0])
-        owners[name] = owner
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, DTensor) and parameter.requires_grad:
-            _check_mesh(name, parameter)
-            group = groups[owners[name.rpartition(".")[0]]]
-            group.names.append(name)
-            group.parameters.append(parameter)
-    return [group for group in groups.values() if group.parameters]
-
-
-def _check_mesh(name: str, parameter: DTensor) -> None:
-    mesh = parameter.device_mesh
-    if mesh.ndim != 1:
-        raise UnsupportedError(
-            f"{name!r} is sharded over a mesh with {mesh.ndim} dimensions, which is not supported: PyTorch gives no"
-            " access to the allreduce between replicas; call fully_shard(module, mesh=mesh['shard']) and"
-            " register(model, replicas=mesh['replicate'].get_group())"
-        )
-
-
-class _Unit(NamedTuple):
-    """Group with its bucket and the ranks that sum it.
-
-    Attributes:
-        bucket: The bucket, its method and its state.
-        transport: The ranks.
-        factor: Factor of sums over these ranks.
-        scatters: Whether each rank receives its part of the sum only.
-    """
-
-    bucket: BucketState
-    transport: GroupTransport
-    factor: float
-    scatters: bool
-
-    def pieces(self, out: Tensor) -> list[tuple[slice, Tensor]]:
-        """Return the slices of the total with the tensors that they are written to."""
-        out = out.view(-1)
-        return [(slice(0, out.numel()), out)] if self.scatters else [(span, out[span]) for span in self.bucket.spans]
+    def factor(self) -> float:
+        """Factor of sums; FSDP itself divides by the number of ranks that share the parameters."""
+        return 1.0 if self.replicas is None or self.op == "sum" else 1.0 / self.replicas.size()
 
 
 class ShardedReducer:
-    """Reducer of the gradients of a sharded model.
+    """Reducer of the gradients of a sharded model, which owns it.
 
     FSDP reduces each group as soon as backward has its gradients, and uses the result at once. So whether all gradients
-    of a step were finite is known only after its last group: states are undone then, before the next step.
+    of a step were finite is known only when FSDP finalises the backward pass. Then all ranks that hold the model decide
+    together: if a gradient was not finite, those of its group become nan on all ranks, and all states return to their
+    values before the step.
 
     Args:
         common: Settings of all reducers of the compressor.
         model: The model.
-        label: Name that is the same on all ranks.
-        replicas: Ranks that hold the same shards, to sum over; None to reduce-scatter over the ranks of each group.
-        op: ``"mean"`` or ``"sum"``.
+        scheme: How gradients are summed.
+        begins: Called in the first step, when all ranks of the model are known.
 
     Attributes:
-        label: Name that is the same on all ranks.
+        label: Name that is the same on all ranks; set by the compressor.
+        model: The model.
+        scheme: How gradients are summed.
+        transport: All ranks that hold the model; None until they are known.
         steps: Number of steps so far.
+        job: Job number that all ranks of the model agreed on; 0 before that.
 
     Raises:
         GradientError: If a parameter's dtype cannot be compressed.
-        UnsupportedError: If a method does not support it.
+        UnsupportedError: If a method does not support it, or the model is sharded in a way that is not supported.
     """
 
-    begun = True
+    label: str
+    _watch: RemovableHandle
 
     def __init__(
-        self, common: Common, model: nn.Module, label: str, replicas: dist.ProcessGroup | None, op: str
+        self, common: Common, model: nn.Module, scheme: Scheme, begins: Callable[[ShardedReducer], object]
     ) -> None:
-        self.label = label
         self.steps = self.job = 0
         self.model = weakref.ref(model)
-        self._common = common
+        self.scheme = scheme
+        self._common, self._begins = common, begins
         self._groups = groups_of(model)
-        self._facts = [gradient(*fact) for group in self._groups for fact in _facts(group)]
-        self._units = {group.name: self._unit(group, replicas, op) for group in self._groups}
-        self._reduced: set[str] = set()
-        self._spoilt: list[Tensor] = []
-        self._agreed = False
-        self._loss_scale = 1.0
+        self._facts = [fact for group in self._groups for fact in group.facts()]
+        self._transports = {ranks: GroupTransport.of(ranks) for ranks in map(scheme.ranks, self._groups)}
+        self._buckets = [self._made(group) for group in self._groups]
+        self.transport: GroupTransport | None = None
+        self._step: Step | None = None
+        self._agreed = self._connected = False
 
-    def _unit(self, group: Group, replicas: dist.ProcessGroup | None, op: str) -> _Unit:
-        method = self._common.method.route(*group.largest())
-        shapes = group.shards()
-        if replicas is None:
-            process_group = group.parameters[0].device_mesh.get_group()
-            method, factor = ReduceScattered(method), 1.0  # FSDP itself divides by the number of ranks
-            shapes = [(group.size * sum(map(math.prod, shapes)),)]
-        else:
-            process_group, factor = replicas, 1.0 if op == "sum" else 1.0 / replicas.size()
-        transport = GroupTransport.of(process_group)
-        return _Unit(self._bucket(group, method, shapes, transport.world), transport, factor, replicas is None)
+    def _made(self, group: Group) -> GroupBuckets:
+        """Return the buckets of a group; its largest trainable parameter decides on the method."""
+        trained = [one for one in group.parameters if one.trains] or group.parameters
+        largest = max(trained, key=lambda one: math.prod(one.shape))
+        method: Method = self._common.method.route(largest.name, largest.shape)
+        world = self._transports[self.scheme.ranks(group)].world
+        if self.scheme.replicas is None:
+            return GroupBuckets(group, ReduceScattered(method), world, world.size)
+        return GroupBuckets(group, method, world, 1)
 
-    @staticmethod
-    def _bucket(group: Group, method: Method, shapes: Sequence[Shape], world: World) -> BucketState:
-        first = group.parameters[0]
-        dtype = gradient(group.names[0], (), _dtype(first)).dtype
-        planned = Planned(Bucket(group.name, tuple(shapes), dtype), method, ())
-        return BucketState(planned, first.to_local().device, world)
-
-    def attach(self, op: str) -> None:
+    def attach(self, model: nn.Module) -> None:
         """Set the communication of all modules of the model."""
-        for group in self._groups:
-            for module in group.modules:
-                if self._units[group.name].scatters:
-                    module.set_custom_reduce_scatter(CompressedReduceScatter(self, group.name))
-                    module.set_force_sum_reduction_for_comms(True)
+        self._watch = watch(model, self)
+        for number, group in enumerate(self._groups):
+            for module in group.modules():
+                if self.scheme.replicas is None:
+                    module.set_custom_reduce_scatter(CompressedReduceScatter(self, number))
                 else:
-                    module.set_all_reduce_hook(_Hook(self, group.name))
-                if op == "sum":
+                    module.set_all_reduce_hook(CompressedAllReduce(self, number))
+                if self.scheme.replicas is None or self.scheme.op == "sum":
+                    module.set_force_sum_reduction_for_comms(True)
+                if self.scheme.op == "sum":
                     module.set_gradient_divide_factor(1.0)
-                if self._units[group.name].bucket.residual is not None:
-                    module.set_reduce_scatter_unused_params(True)  # their residuals are sent, on all ranks
 
-    def reduce(self, name: str, grad: Tensor, out: Tensor) -> None:
+    def follows(self, other: ShardedReducer) -> bool:
+        """Return whether another reducer reduces some of these parameters."""
+        theirs = [group.fsdp() for group in other._groups]
+        return any(group.fsdp() in theirs for group in self._groups)
+
+    def adopt(self, former: ShardedReducer) -> None:
+        """Take over the states of the former reducer of these parameters.
+
+        Raises:
+            UnsupportedError: If it sums gradients in another way.
+        """
+        if former.scheme != self.scheme:
+            raise UnsupportedError(
+                f"this model is registered already, with op={former.scheme.op!r} and replicas={former.scheme.replicas}:"
+                " register it again with the same, or shard a new model"
+            )
+        self.label, self.steps, self.job, self._step = former.label, former.steps, former.job, former._step
+        former._watch.remove()
+        self.transport, self._connected = former.transport, former._connected
+        self._transports |= former._transports
+        for mine, theirs in product(self._buckets, former._buckets):
+            if mine.group.fsdp() is theirs.group.fsdp():
+                mine.adopt(theirs)
+
+    def reduce(self, number: int, grad: Tensor, out: Tensor, reduced: Sequence[Any]) -> None:
         """Sum the gradients of a group over the ranks.
 
         Args:
-            name: The group.
+            number: Index of the group.
             grad: The gradients, flat and padded.
             out: Receives this rank's part of the sum, or with replicas the mean; may be ``grad``.
+            reduced: FSDP's objects for the parameters that have these gradients.
 
         Raises:
             DisagreementError: If the ranks have different models or settings.
-            UnsupportedError: If the group has another number of gradients than at registration.
         """
         with self._common.lock, exactly(grad.device), torch.no_grad():
-            self._begin(name)
-            unit = self._units[name]
-            bucket = unit.bucket
-            self._check_size(name, grad.numel(), bucket.bucket.numel)
-            meter = self._common.meter
-            meter.gradient_bytes += grad.nbytes
-            with meter.time("encode"):
-                buffer, residual, whole = bucket.buffer(), bucket.residual, slice(0, grad.numel())
-                if residual is None:
-                    peak = bucket.ops.fill(buffer, whole, grad, self._loss_scale)
-                else:
-                    peak = bucket.ops.absorb(buffer, residual, whole, grad, self._loss_scale)
-                bad = (~torch.as_tensor(peak, device=grad.device).isfinite()).int().reshape(1)
-                vote = unit.transport.start(AllReduce(bad, "max", donate=True), "")
-                flight = self._start(unit, buffer)
-            with meter.time("wait"):
-                while flight.result is None:
-                    flight.go_on()
-                spoilt = vote.result()
-            with meter.time("decode"):
-                bucket.ops.deliver(flight.ended.total, unit.pieces(out), unit.factor * self._loss_scale)
-                out.masked_fill_(spoilt > 0, math.nan)
-            bucket.commit(flight.ended.state)
-            if residual is not None:
-                bucket.recycle(buffer, residual)
-            self._spoilt.append(spoilt)
+            step, buckets = self._running(), self._buckets[number]
+            step.ends_with(buckets.group, self._end)
+            self._common.meter.gradient_bytes += grad.nbytes
+            members = buckets.group.positions(reduced)
+            step.reduced.setdefault(number, set()).update(members)
+            parts = buckets.covering(members)
+            if len(parts) == 1:
+                step.give(number, *self._exchange(step, buckets, parts[0], grad, out))
+                return
+            for part in parts:
+                columns = buckets.columns(members, part)
+                mine = buckets.take(grad, columns)
+                total = mine.new_empty(buckets.numel(part.members) // buckets.rows)
+                step.give(number, *self._exchange(step, buckets, part, mine, total))
+                buckets.put(out, columns, total)
 
-    def _begin(self, name: str) -> None:
-        """Begin a step if this is its first group."""
-        if name in self._reduced:
+    def _running(self) -> Step:
+        """Return the running step; begin one if there is none."""
+        if self._step is None or self._step.bad is not None:
             self._settle()
-            self._reduced.clear()
-        if not self._reduced:
-            self._loss_scale = self._common.loss_scale.read()
+            if self.transport is None:
+                self.transport = self._meet()
+                self._begins(self)
+            if not self._agreed:
+                self._agree(self.transport)
+            self._step = Step(self._common.loss_scale.read())
             self.steps += 1
             self._common.meter.steps += 1
-        self._reduced.add(name)
-        if not self._agreed:
-            self._agree(self._units[name].transport)
+        return self._step
 
-    def _check_size(self, name: str, numel: int, expected: int) -> None:
-        if numel != expected:
-            raise UnsupportedError(
-                f"the gradients of {name or 'the model'!r} have {numel} elements with padding, but {expected} when the"
-                " model was registered: register the model again after its trainable parameters have changed; for"
-                " parameters that some steps do not use, call set_reduce_scatter_unused_params(True)"
-            )
+    def _exchange(
+        self, step: Step, buckets: GroupBuckets, part: Part, grad: Tensor, out: Tensor
+    ) -> tuple[float | Tensor, Tensor]:
+        """Sum the gradients of a part; return numbers that are inf or nan if they, or the sum, are not finite."""
+        bucket, meter, more = part.bucket, self._common.meter, part.bucket in step.changed
+        step.changed.add(bucket)
+        with meter.time("encode"):
+            buffer, residual, whole = bucket.buffer(more), bucket.residual, slice(0, grad.numel())
+            if residual is None:
+                peak = bucket.ops.fill(buffer, whole, grad, step.loss_scale)
+            else:
+                peak = bucket.ops.absorb(buffer, residual, whole, grad, step.loss_scale)
+            flight = self._start(self._transports[self.scheme.ranks(buckets.group)], bucket, buffer)
+        with meter.time("wait"):
+            while flight.result is None:
+                flight.go_on()
+        with meter.time("decode"):
+            factor = self.scheme.factor * step.loss_scale
+            bucket.ops.deliver(flight.ended.total, buckets.pieces(bucket, out), factor)
+        bucket.commit(flight.ended.state, more)
+        if residual is not None and not more:
+            bucket.recycle(buffer, residual)
+        return peak, torch.linalg.vector_norm(out, ord=torch.inf)
 
-    def _start(self, unit: _Unit, buffer: Tensor) -> InFlight:
-        bucket = unit.bucket
+    def _start(self, transport: GroupTransport, bucket: BucketState, buffer: Tensor) -> InFlight:
         return InFlight(
             bucket.method,
             bucket.ops,
             bucket.bucket,
             buffer,
             bucket.state,
-            unit.transport,
+            transport,
             "",
             count=self._common.meter.count,
             compensated=True,
         )
 
-    def _agree(self, transport: GroupTransport) -> None:
-        """Verify that the ranks agree, before the first exchange."""
-        restored = f"step {self.steps - 1} of job {self.job:x}" if self.job else ""
-        facts = agreement.describe(self._common.method, self._common.merge, self._facts, transport.world, restored)
-        handshake = Handshake(facts, place_of(fact.name for fact in self._facts), transport)
-        handshake.wait()
-        self.job = handshake.verify()
-        for name, unit in self._units.items():
-            if self._common.method.hierarchical:
-                unit.transport.connect()
-            lanes = unit.transport.lanes([""])
-            self._units[name] = unit._replace(transport=lanes[""] if lanes else unit.transport)
-        self._agreed = True
+    def await_end(self, grad: Tensor) -> None:
+        """Decide at the end of the backward pass that begins with this gradient."""
+        at_end_of_backward(self._end)
+
+    def _end(self) -> None:
+        """Decide on the step, once FSDP has finalised the backward pass."""
+        step = self._step
+        if step is None or step.bad is not None or any(group.in_backward for group in self._groups):
+            return
+        assert self.transport is not None
+        with self._common.lock, torch.no_grad():
+            flags = step.flags(len(self._groups), self._groups[0].device)
+            step.bad = self.transport.start(AllReduce(flags, "max", donate=True), "").result()
+            if not step.bad.is_cuda and not step.bad.any():
+                return
+            factors = torch.where(step.bad > 0, math.nan, 1.0)  # without a device synchronisation
+            for number, members in step.reduced.items():
+                for grad in self._groups[number].grads(sorted(members)):
+                    grad.mul_(factors[number].to(grad.device))
 
     def _settle(self) -> None:
         """Undo the last step if one of its gradients was not finite."""
-        spoilt, self._spoilt = self._spoilt, []
-        if spoilt and self._keeps_tensors() and torch.cat(spoilt).any():
-            self._undo()
+        if self._step is not None and self._step.bad is not None and self._step.changed and self._step.bad.any():
+            self._step.undo()
 
-    def _keeps_tensors(self) -> bool:
-        return any(isinstance(leaf, Tensor) for state in self._states() for leaf in flatten(state).values())
+    def _meet(self) -> GroupTransport:
+        """Return all ranks that hold the model: those that share its parameters, and their replicas."""
+        shared = max((group.process_group for group in self._groups), key=lambda ranks: ranks.size())
+        ranks = dist.get_process_group_ranks(shared)
+        if self.scheme.replicas is not None:
+            mine = torch.tensor(dist.get_process_group_ranks(self.scheme.replicas), device="cpu")
+            rows = GroupTransport.of(shared).start(AllGather(mine), "").result()
+            ranks = sorted(set(rows.flatten().tolist()))
+        known = [shared, *self._transports, dist.group.WORLD]
+        found = next((one for one in known if one is not None and dist.get_process_group_ranks(one) == ranks), None)
+        return GroupTransport.of(_group_of(ranks) if found is None else found)
 
-    def _undo(self) -> None:
-        for name in self._reduced:
-            self._units[name].bucket.undo()
+    def _agree(self, everyone: GroupTransport) -> None:
+        """Verify that all ranks of the model agree, before the first exchange."""
+        restored = f"step {self.steps} of job {self.job:x}" if self.job else ""
+        world = next(iter(self._transports.values())).world
+        facts = agreement.describe(self._common.method, self._common.merge, self._facts, world, restored)
+        handshake = Handshake(facts, place_of(fact.name for fact in self._facts), everyone)
+        handshake.wait()
+        self.job = handshake.verify()
+        if not self._connected:
+            self._transports = {ranks: self._lane(one) for ranks, one in self._transports.items()}
+        self._agreed = self._connected = True
+
+    def _lane(self, transport: GroupTransport) -> GroupTransport:
+        """Return connections of the ranks of a process group for all groups that they reduce."""
+        if self._common.method.hierarchical:
+            transport.connect()
+        lanes = transport.lanes([""])
+        return lanes[""] if lanes else transport
 
     def discard(self) -> None:
         """Undo the last step, as its results were discarded."""
-        self._spoilt = []
-        if self._reduced:
-            self._undo()
-            self._reduced.clear()
+        if self._step is not None:
+            self._step.undo()
+            self._step = None
             self.steps -= 1
 
     def living(self) -> set[int]:
         """Return the keys of its parameters."""
-        return {id(parameter) for group in self._groups for parameter in group.parameters}
+        return {key for group in self._groups for key in group.living()}
+
+    @property
+    def begun(self) -> bool:
+        """Whether all ranks of the model are known."""
+        return self.transport is not None
 
     @property
     def world(self) -> World:
-        """All ranks of the job, as each has its own shards."""
-        return World(dist.get_rank(), dist.get_world_size())
+        """All ranks of the model, as each has its own shards; only once it has begun."""
+        assert self.transport is not None
+        return self.transport.world
 
-    def _states(self) -> Iterator[State]:
-        return (unit.bucket.state for unit in self._units.values())
+    def _states(self) -> dict[str, BucketState]:
+        self._settle()
+        return {buckets.key(part.members): part.bucket for buckets in self._buckets for part in buckets}
 
     def states(self) -> list[State]:
         """Return the states of all buckets."""
-        self._settle()
-        return list(self._states())
+        return [bucket.state for bucket in self._states().values()]
 
     @property
     def gradients(self) -> Sequence[Gradient]:
-        """The parameters."""
-        return self._facts
+        """The parameters, also those that are frozen."""
+        parameters = [one for group in self._groups for one in group.parameters]
+        return [Gradient(one.name, one.shape, one.dtype) for one in parameters]
 
     def saved(self) -> SavedSession:
         """Return copies of the states of all buckets."""
-        self._settle()
-        buckets = {name: unit.bucket.read() for name, unit in self._units.items()}
-        shared = fingerprint(buckets, {name: kinds(unit.bucket.state) for name, unit in self._units.items()})
-        world = self.world
+        assert self.transport is not None
+        states, world = self._states(), self.transport.world
+        leaves = {key: bucket.read() for key, bucket in states.items()}
+        shared = fingerprint(leaves, {key: kinds(bucket.state) for key, bucket in states.items()})
+        if self.scheme.replicas is not None:
+            shared = 0  # replicas of another shard have other states
         return SavedSession(
             world.rank,
             world.size,
             self.steps,
-            buckets,
+            leaves,
             job=self.job,
             shared=shared,
             local_size=world.local_size,
             gradients=self.gradients,
+            process_set=self.transport.members,
         )
 
     def by_bucket(self, saved: SavedSession | None = None) -> dict[str, Kept]:
-        """Return the states of all buckets.
+        """Return the states of all buckets, or initial states for the buckets of a saved state.
 
         Raises:
-            StateError: If the saved state is of other parameters, or of another number of ranks.
+            StateError: If the saved state is of other parameters, or of another number of ranks and its parts cannot be
+                resharded.
         """
-        if saved is not None and not same_parameters(saved, self.gradients):
+        if saved is None:
+            states = self._states()
+            return {key: kept._replace(leaves=states[key].read()) for key, kept in self._fresh(states).items()}
+        if not same_parameters(saved, self.gradients):
             refuse_other_parameters(saved.gradients, self.gradients)
-        if saved is not None and saved.size != self.world.size:
+        found = self._fresh(saved.buckets)
+        if saved.size != self.world.size and not all(map(_stateless, found.values())):
             raise StateError(
                 f"this state of a sharded model was saved on {saved.size} ranks, and cannot be restored on"
                 f" {self.world.size}, as their shards differ: resume on {saved.size} ranks, or start without loading"
                 " (residuals begin at zero)"
             )
-        return {
-            name: Kept([], unit.bucket.bucket, unit.bucket.method, unit.bucket.read())
-            for name, unit in self._units.items()
-        }
+        return found
+
+    def _fresh(self, keys: Iterable[str]) -> dict[str, Kept]:
+        """Return initial states of those buckets that may be of this model."""
+        return {key: fresh for key in keys for buckets in self._buckets if (fresh := buckets.fresh(key)) is not None}
 
     def restore(self, saved: SavedSession) -> None:
         """Restore checked states."""
-        for name, unit in self._units.items():
-            unit.bucket.write(saved.buckets[name])
+        for buckets in self._buckets:
+            buckets.restore(saved.buckets)
         self.steps, self.job = saved.steps, saved.job
-        self._reduced, self._spoilt, self._agreed = set(), [], False
+        self._step, self._agreed = None, False
 
 
-def _facts(group: Group) -> Iterator[tuple[str, Shape, str]]:
-    for name, parameter in zip(group.names, group.parameters, strict=True):
-        yield name, tuple(parameter.shape), _dtype(parameter)
+def _stateless(kept: Kept) -> bool:
+    """Return whether a state has nothing but numbers, which do not depend on the number of ranks."""
+    state = kept.method.init(NumpyOps(), kept.bucket, World(0, 1))
+    return all(kind.per is Per.BUCKET for kind in kinds(state).values())
 
 
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+def _group_of(ranks: Sequence[int]) -> dist.ProcessGroup:
+    """Return a process group of some ranks; there is one for all models of these ranks."""
+    assert dist.group.WORLD is not None
+    made, key = _GROUPS.setdefault(dist.group.WORLD, {}), tuple(ranks)
+    if key not in made:
+        made[key] = dist.new_group(list(ranks), use_local_synchronization=True)
+    return made[key]
 
 
 def label_of(model: nn.Module) -> str:
     """Return a short name of a model, the same on all ranks."""
     return agreement.label([Gradient(name, (), "") for name, _ in model.named_parameters()])
-
-
-class CompressedReduceScatter(NamedTuple):
-    """Reduce-scatter of a group, for ``FSDPModule.set_custom_reduce_scatter``.
-
-    Attributes:
-        reducer: Reducer of the model.
-        name: The group.
-    """
-
-    reducer: ShardedReducer
-    name: str
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return memory for the gradients."""
-        return torch.empty(*size, dtype=dtype, device=device)
-
-    def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
-    ) -> None:
-        """Reduce-scatter the gradients.
-
-        Raises:
-            UnsupportedError: If FSDP was told not to divide by the number of ranks itself.
-        """
-        if op != dist.ReduceOp.SUM:
-            raise UnsupportedError(
-                "set_force_sum_reduction_for_comms(False) is not supported with compression: leave it as"
-                " register(model) has set it"
-            )
-        self.reducer.reduce(self.name, input_tensor, output_tensor)
-
-
-class _Hook(NamedTuple):
-    """Sum of a group over its replicas, for ``FSDPModule.set_all_reduce_hook``."""
-
-    reducer: ShardedReducer
-    name: str
-
-    def __call__(self, grad: Tensor) -> None:
-        self.reducer.reduce(self.name, grad, grad)

@@ -51,15 +51,23 @@ class BucketState:
         """Whether the state keeps something of the gradients."""
         return bool(self._tensors(self.state))
 
-    def buffer(self) -> Tensor:
-        """Return memory for the gradients of a step; the previous step cannot be undone after that."""
+    def buffer(self, more: bool = False) -> Tensor:
+        """Return memory for the gradients of a step; the previous step cannot be undone after that.
+
+        Args:
+            more: Whether they are further gradients of the same step.
+        """
+        if more:
+            return self.ops.empty(self.bucket.numel, self.bucket.dtype)
         self._before = None
         spare, self._spare = self._spare, None
         return self.ops.empty(self.bucket.numel, self.bucket.dtype) if spare is None else spare
 
-    def commit(self, state: State) -> None:
-        """Commit the state of a step that counts."""
-        self._before, self.state = self.state, state
+    def commit(self, state: State, more: bool = False) -> None:
+        """Commit the state of a step that counts, or of ``more`` gradients of the same step."""
+        if not more:
+            self._before = self.state
+        self.state = state
 
     def recycle(self, *vectors: Tensor) -> None:
         """Keep one vector that the state does not use for the next `buffer`."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
+import os
+import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 from worlds import bucket_of
 
 from hvd_compress.core.collectives import World
@@ -249,6 +254,21 @@ def test_residuals_of_another_number_of_ranks_are_refused() -> None:
     FullState(job.compression).load_state_dict(states)
 
 
+def test_a_method_without_residuals_is_restored_on_any_number_of_ranks() -> None:
+    job = Job(f"int8:{EIGHT_BITS}").run(range(2))
+    assert job.compression is not None
+    *states, last = FullState(job.compression).state_dict()["ranks"]
+    more = [copy.deepcopy(state) for state in (*states, last, last)]
+    for rank, state in enumerate(more):
+        for part in (state, *state["sessions"].values()):
+            part["rank"], part["size"] = rank, SIZE + 1
+    later = Job(f"int8:{EIGHT_BITS}")
+    assert later.compression is not None
+    FullState(later.compression).load_state_dict({"ranks": tuple(more)})
+    (session,) = later.run(range(2, 3)).compression.state_dict()["sessions"].values()  # type: ignore[union-attr]
+    assert session["steps"] == 3
+
+
 def test_states_of_different_steps_are_the_same_error_on_all() -> None:
     """Also on ranks that have trained together before."""
     job = Job(FEEDBACK)
@@ -275,30 +295,203 @@ def test_a_loss_scale_is_followed() -> None:
 
 
 class Branches(nn.Module):
-    """A model of which each step uses another layer."""
+    """A model of which each step uses some layers."""
+
+    def __init__(self, method: str | None, **options: Any) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            self.layers = nn.ModuleList([nn.Linear(32, 10) for _ in range(3)])
+        fully_shard(self, mesh=mesh())
+        if method:
+            self.compression = Compression.parse(method).register(self, **options)
+
+    def forward(self, x: Tensor, used: str) -> Tensor:
+        return torch.cat([self.layers[int(number)](x) for number in used])
+
+    def step(self, number: int, used: str) -> list[Tensor | None]:
+        """Return the gradients of a step, of all shards."""
+        self.zero_grad()
+        x, _ = batch(number)
+        self(x, used).pow(2).mean().backward()
+        grads: list[Any] = [p.grad for p in self.parameters()]
+        return [grad if grad is None else grad.full_tensor() for grad in grads]
+
+
+ONE_BIT = "efsignsgd:vectors=on,min_size=0"
+USES = ["01", "0", "12", "02", "012", "1", "20"]
+
+
+@pytest.mark.parametrize("spec", ["none", "qsgd:bits=8", "loco:vectors=on,min_size=0", ONE_BIT])
+def test_parameters_that_a_step_does_not_use(spec: str) -> None:
+    """They have no gradient, as in plain FSDP2."""
+    plain, ours = Branches(None), Branches(spec)
+    for number, used in enumerate(USES):
+        for expected, grad in zip(plain.step(number, used), ours.step(number, used), strict=True):
+            assert (grad is None) == (expected is None)
+            if spec == "none" and grad is not None:
+                torch.testing.assert_close(grad, expected)
+
+
+def test_nothing_is_lost_whatever_parameters_a_step_uses() -> None:
+    """The sum of all gradients is what was delivered and what is still to be sent."""
+    plain, ours = Branches(None), Branches(ONE_BIT)
+    given = delivered = 0.0
+    for number, used in enumerate(USES * 2):
+        for model in (plain, ours):
+            weight: Any = model.layers[0].weight
+            weight.requires_grad_(number not in (3, 4))  # frozen for a while
+        given += sum(float(grad.double().sum()) for grad in plain.step(number, used) if grad is not None)
+        delivered += sum(float(grad.double().sum()) for grad in ours.step(number, used) if grad is not None)
+        residuals = sum(float(leaf.double().sum()) for _, leaf in leaves_of(ours.compression.state_dict()))
+        assert delivered + sum(everyone(residuals)) / SIZE == pytest.approx(given, rel=1e-4)
+    later = Branches(ONE_BIT)
+    later.compression.load_state_dict(ours.compression.state_dict())
+    for number, used in enumerate(USES):
+        for one, other in zip(ours.step(number, used), later.step(number, used), strict=True):
+            assert (one is None and other is None) or torch.equal(one, other)  # type: ignore[arg-type]
+
+
+class Chunked(nn.Module):
+    """A language model with a loss in chunks, each with a backward pass of its own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(32, 10), nn.Linear(32, 10)])
-        self.calls = 0
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            self.body = nn.Linear(32, 16)
+            self.norm, self.head = nn.RMSNorm(16), nn.Linear(16, 40)
+        fully_shard(self.body, mesh=mesh())
+        fully_shard([self.norm, self.head], mesh=mesh())
+        fully_shard(self, mesh=mesh())
 
     def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return self.layers[self.calls % 2](x)  # type: ignore[no-any-return]
+        return self.norm(self.body(x))  # type: ignore[no-any-return]
+
+    def step(self, number: int, factor: float = 1.0) -> Tensor:
+        """Return the gradients of a step."""
+        self.zero_grad()
+        hidden = self(batch(number)[0])
+        chunks = [chunk.requires_grad_() for chunk in hidden.detach().clone().chunk(3)]
+        for chunk in chunks:
+            (self.head(chunk).pow(2).mean() * factor).backward()
+        hidden.backward(torch.cat([chunk.grad for chunk in chunks]))
+        grads: list[Any] = [p.grad for p in self.parameters()]
+        return torch.cat([grad.full_tensor().flatten() for grad in grads])
 
 
-@pytest.mark.parametrize("spec", ["qsgd:bits=8", FEEDBACK])
-def test_parameters_that_a_step_does_not_use(spec: str) -> None:
-    torch.manual_seed(3)
-    model: Any = Branches()
+def test_a_group_that_is_reduced_in_parts() -> None:
+    """The step ends where the backward pass of the whole model ends."""
+    plain, ours, lossy = Chunked(), Chunked(), Chunked()
+    exact, compression = Compression.none().register(ours), Compression.parse(FEEDBACK).register(lossy)
+    for number in range(3):
+        expected = plain.step(number)
+        torch.testing.assert_close(ours.step(number), expected)
+        torch.testing.assert_close(lossy.step(number), expected, rtol=0.1, atol=0.1)
+    assert exact.stats().steps == compression.stats().steps == 3
+    before = leaves_of(compression.state_dict())
+    assert not lossy.step(3, float("nan") if hvd.rank() == SIZE - 1 else 1.0).isfinite().any()
+    for (_, ours_now), (_, then) in zip(leaves_of(compression.state_dict()), before, strict=True):
+        assert torch.equal(ours_now, then)
+
+
+def test_reentrant_checkpoints() -> None:
+    """All gradients are reduced in backward passes within the backward pass of the model."""
+    model: Any = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    for layer in model:
+        fully_shard(layer, mesh=mesh())
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=True)
     fully_shard(model, mesh=mesh())
-    if "feedback" not in spec:
-        model.set_reduce_scatter_unused_params(True)
-    Compression.parse(spec).register(model)
-    for step in range(4):
-        x, y = batch(step)
-        nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-        assert all(p.grad is not None for p in model.parameters())
+    compression = Compression.parse(FEEDBACK).register(model)
+    for step in range(3):
+        x, _ = batch(step)
+        model(x.requires_grad_()).sum().backward()
+    assert compression.stats().steps == 3
+
+
+def test_a_sum_that_overflows_leaves_no_trace() -> None:
+    layer: Any = nn.Linear(32, 32, bias=False)
+    fully_shard(layer, mesh=mesh(), mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float16))
+    compression = Compression.parse(FEEDBACK).register(layer, op="sum")
+
+    def backward(size: float) -> None:
+        layer.zero_grad()
+        (layer(torch.eye(32)) * batch(0)[0][:1] * size).sum().backward()
+
+    backward(1)
+    before = leaves_of(compression.state_dict())
+    backward(60000 / float(batch(0)[0][:1].abs().max()))
+    assert not layer.weight.grad.full_tensor().isfinite().all()
+    for (_, now), (_, then) in zip(leaves_of(compression.state_dict()), before, strict=True):
+        assert torch.equal(now, then)
+
+
+def test_registered_again_it_goes_on() -> None:
+    job, straight = Job(FEEDBACK).run(range(3)), Job(FEEDBACK).run(range(5))
+    assert job.compression is not None
+    job.compression.register(job.model)
+    assert torch.equal(job.run(range(3, 5)).weights(), straight.weights())
+    (session,) = job.compression.state_dict()["sessions"].values()
+    assert session["steps"] == 5
+    with pytest.raises(UnsupportedError, match="registered already"):
+        job.compression.register(job.model, op="sum")
+
+
+def test_registered_before_it_has_memory() -> None:
+    with torch.device("meta"):
+        model: Any = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 10))
+    for layer in model:
+        fully_shard(layer, mesh=mesh())
+    fully_shard(model, mesh=mesh())
+    compression = Compression.parse(FEEDBACK).register(model)
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 0.1)
+    model(batch(0)[0]).sum().backward()
+    assert compression.stats().steps == 1
+
+
+def opened() -> tuple[int, int, int]:
+    """Return how many threads, file descriptors and process groups there are."""
+    threads, files = (len(os.listdir(f"/proc/self/{kind}")) for kind in ("task", "fd"))
+    return threads, files, len(dist.distributed_c10d._world.pg_map)
+
+
+def test_connections_do_not_grow_with_the_number_of_groups() -> None:
+    kept: list[Any] = []
+
+    def more(layers: int) -> int:
+        model: Any = nn.Sequential(*(nn.Linear(32, 32) for _ in range(layers)))
+        each_layer(model)
+        Compression.parse(FEEDBACK).register(model)
+        gc.collect()  # those of other tests
+        before = opened()
+        model(batch(0)[0]).sum().backward()
+        kept.append(model)
+        return opened()[0] - before[0]
+
+    assert more(12) == more(2)
+
+
+def test_deleted_models_leave_nothing_behind() -> None:
+    """After more of them there is as much memory in use, as with plain FSDP2."""
+    compression, alive, used = Compression.parse(ONE_BIT), [], []
+    with open("/proc/self/statm") as pages:
+        for _ in range(7):
+            model: Any = nn.Sequential(nn.Linear(1024, 1024))
+            fully_shard(model, mesh=mesh())
+            compression.register(model)
+            for _ in range(2):
+                model(torch.ones(2, 1024)).sum().backward()
+            alive.append(weakref.ref(model[0].weight))
+            del model
+            gc.collect()
+            pages.seek(0)
+            used.append((int(pages.read().split()[1]) * 4096 >> 20, opened()))
+    assert [one() for one in alive] == [None] * len(alive)
+    assert used[-1][1] == used[1][1]
+    assert used[-1][0] - used[1][0] < 16  # a model with its residual takes 12 MiB
+    assert compression.state_dict()["sessions"] == {}
 
 
 def test_several_models_with_one_compressor() -> None:

@@ -15,10 +15,12 @@ from parallel.pytorch.training import EVEN, LOSSLESS, NODES, SIZE, Job, assert_r
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.distributed
-from hvd_compress.errors import CompressionError, DisagreementError, StateError
+from hvd_compress.distributed import FullState
+from hvd_compress.errors import CompressionError, DisagreementError, StateError, UnsupportedError
 from hvd_compress.torch import Compression
 
 EXACT = [f"{spec},hierarchical=on" for spec in LOSSLESS[::2]]
@@ -129,26 +131,83 @@ class TestFSDP:
         for spec in ("topk:ratio=0.05", "topk:ratio=0.05,hierarchical=on"):
             assert_ranks_equal(train_sharded(shards, spec))
 
+    @pytest.mark.parametrize("full", [False, True])
+    def test_replicas_resume_bit_for_bit(self, full: bool, tmp_path: Path) -> None:
+        folder, spec = hvd.broadcast_object(str(tmp_path)), "topk:ratio=0.05"
+        first, second = Sharded(2, spec).run(range(3)), Sharded(2, spec)
+        if full:
+            FullState(second.compression).load_state_dict(FullState(first.compression).state_dict())
+        else:
+            first.compression.save(folder)
+            hvd.barrier()
+            second.compression.load(folder)
+        second.model.load_state_dict(first.model.state_dict())
+        second.optimizer.load_state_dict(first.optimizer.state_dict())
+        assert torch.equal(second.run(range(3, 5)).weights(), Sharded(2, spec).run(range(5)).weights())
+
+    def test_a_gradient_that_is_not_finite_in_one_shard_is_seen_by_all(self) -> None:
+        job = Sharded(2, "topk:ratio=0.25,min_size=0,vectors=on").run(range(3))
+        before = job.compression.state_dict()
+        outputs = torch.ones(10)
+        outputs[0] = float("nan") if hvd.rank() == 0 else 1  # the first shard alone has it
+        (job.model(torch.ones(4, 32)) * outputs).sum().backward()
+        assert job.model[2].weight.grad.to_local().isnan().all()
+        assert_same_states(job.compression.state_dict(), before)
+
+    def test_the_sum_over_replicas(self) -> None:
+        mean, total = Sharded(2, "none"), Sharded(2, "none", op="sum")
+        for job in (mean, total):
+            loss_of(job.model, 0).backward()  # type: ignore[no-untyped-call]
+        for one, other in zip(mean.model.parameters(), total.model.parameters(), strict=True):
+            torch.testing.assert_close(one.grad.full_tensor() * SIZE, other.grad.full_tensor())
+
+    def test_other_meshes_say_so(self) -> None:
+        mesh = init_device_mesh("cpu", (2, SIZE // 2), mesh_dim_names=("across", "within"))
+        model: Any = nn.Sequential(nn.Linear(32, 32))
+        fully_shard(model, mesh=mesh["within"])
+        compression = hvd_compress.distributed.Compression.parse("qsgd")
+        with pytest.raises(UnsupportedError, match="replicas= is missing"):
+            compression.register(model)
+        compression.register(model, replicas=False)
+        model = nn.Sequential(nn.Linear(32, 32))
+        parallelize_module(model, mesh["within"], {"0": ColwiseParallel()})
+        fully_shard(model, mesh=mesh["across"])
+        with pytest.raises(UnsupportedError, match=r"'0\.weight' is sharded by tensor parallelism"):
+            compression.register(model)
+
+
+class Sharded:
+    """A model in training with FSDP2 on several shards; with PyTorch's own HSDP without a spec."""
+
+    def __init__(self, shards: int, spec: str | None = None, **options: Any) -> None:
+        mesh = init_device_mesh("cpu", (SIZE // shards, shards), mesh_dim_names=("replicate", "shard"))
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.model: Any = nn.Sequential(nn.Linear(32, 49), nn.ReLU(), nn.Linear(49, 10))  # cannot be halved
+        for module in (self.model[0], self.model):
+            fully_shard(module, mesh=mesh["shard"] if spec else mesh)
+        self.compression = hvd_compress.distributed.Compression.parse(spec or "none")
+        if spec:
+            self.compression.register(self.model, replicas=mesh["replicate"].get_group(), **options)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+
+    def run(self, steps: range) -> Sharded:
+        for step in steps:
+            loss_of(self.model, step).backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return self
+
+    def weights(self) -> Tensor:
+        return torch.cat([p.full_tensor().flatten() for p in self.model.parameters()]).detach()
+
 
 def train_sharded(shards: int, spec: str | None = None) -> Tensor:
-    """Train with FSDP2 on several shards; PyTorch's own HSDP without a spec. Return all weights."""
-    mesh = init_device_mesh("cpu", (SIZE // shards, shards), mesh_dim_names=("replicate", "shard"))
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model: Any = nn.Sequential(nn.Linear(32, 49), nn.ReLU(), nn.Linear(49, 10))  # cannot be halved
-    for module in (model[0], model):
-        fully_shard(module, mesh=mesh["shard"] if spec else mesh)
-    compression = hvd_compress.distributed.Compression.parse(spec or "none")
+    """Train; return all weights."""
+    job = Sharded(shards, spec).run(range(6))
     if spec:
-        compression.register(model, replicas=mesh["replicate"].get_group())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for step in range(6):
-        loss_of(model, step).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        optimizer.zero_grad()
-    if spec:
-        assert (compression.stats().bytes_inside > 0) == ("hierarchical" in spec and shards == 1)
-    return torch.cat([p.full_tensor().flatten() for p in model.parameters()]).detach()
+        assert (job.compression.stats().bytes_inside > 0) == ("hierarchical" in spec and shards == 1)
+    return job.weights()
 
 
 def test_other_settings_on_one_rank_are_the_same_error_on_all() -> None:

@@ -1,0 +1,186 @@
+"""The groups of parameters that `torch.distributed.fsdp.fully_shard` reduces together."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hvd_compress.bucketing import Gradient, gradient
+from hvd_compress.core.bucket import Shape
+from hvd_compress.errors import UnsupportedError
+
+
+class ShardedParameter(NamedTuple):
+    """A parameter of a group.
+
+    Attributes:
+        name: Name within the model.
+        shape: Shape.
+        shard: Shape of the gradient that a rank receives, padded to equal lengths on all ranks.
+        dtype: Name of its dtype.
+        trains: Whether it required a gradient at registration.
+    """
+
+    name: str
+    shape: Shape
+    shard: Shape
+    dtype: str
+    trains: bool
+
+    @property
+    def numel(self) -> int:
+        """Number of elements that a rank receives."""
+        return math.prod(self.shard)
+
+
+class Group(NamedTuple):
+    """Parameters whose gradients FSDP reduces together: those of one call of ``fully_shard``.
+
+    It keeps nothing of the model alive.
+
+    Attributes:
+        name: Name of the module within the model; empty for the model itself.
+        parameters: The parameters, in FSDP's order.
+        fsdp: FSDP's object for the group.
+        device: Device of the gradients.
+        process_group: Ranks that share the parameters.
+    """
+
+    name: str
+    parameters: list[ShardedParameter]
+    fsdp: weakref.ref[Any]
+    device: torch.device
+    process_group: dist.ProcessGroup
+
+    def modules(self) -> list[Any]:
+        """Return the modules of the call of ``fully_shard``; none if the model is gone."""
+        group = self.fsdp()
+        return [] if group is None else list(group.modules)
+
+    def living(self) -> set[int]:
+        """Return the keys of the trainable parameters."""
+        group = self.fsdp()
+        tensors = [one.sharded_param for one in group.fsdp_params] if group is not None else []
+        return {id(tensor) for tensor in tensors if tensor.requires_grad}
+
+    def positions(self, reduced: Sequence[Any]) -> list[int]:
+        """Return the positions of some of FSDP's parameters in the group."""
+        group = self.fsdp()
+        positions = {id(one): position for position, one in enumerate(() if group is None else group.fsdp_params)}
+        return [positions[id(one)] for one in reduced]
+
+    def grads(self, positions: Sequence[int]) -> list[torch.Tensor]:
+        """Return this rank's shards of the reduced gradients of some parameters."""
+        group = self.fsdp()
+        grads = [group.fsdp_params[position].sharded_param.grad for position in positions] if group is not None else []
+        return [grad.to_local() for grad in grads if grad is not None]
+
+    @property
+    def backward(self) -> Any:
+        """FSDP's object for the backward passes of the model; it changes once, when FSDP finds the model's root."""
+        return next((module._get_fsdp_state()._state_ctx for module in self.modules()), None)
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether FSDP will finalise the running backward pass, or one that the user says is to follow."""
+        backward = self.backward
+        return backward is not None and (backward.post_backward_final_callback_queued or not backward.is_last_backward)
+
+    def facts(self) -> list[Gradient]:
+        """Describe the gradients of the trainable parameters.
+
+        Raises:
+            GradientError: If a parameter's dtype cannot be compressed.
+        """
+        return [gradient(one.name, one.shape, one.dtype) for one in self.parameters if one.trains]
+
+
+def groups_of(model: nn.Module) -> list[Group]:
+    """Return the groups of a model.
+
+    Raises:
+        UnsupportedError: If its parameters are sharded in a way that is not supported.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    found = list(_fsdp_groups(model))
+    for group in found:
+        _check_dimensions(group, names)
+    return [_group(group, names) for group in found]
+
+
+def check_whole(model: nn.Module) -> None:
+    """Verify that no other ranks hold replicas of a model, as far as its device mesh tells.
+
+    Raises:
+        UnsupportedError: If there may be some.
+    """
+    for mesh in (group.mesh_info.mesh for group in _fsdp_groups(model)):
+        root = mesh._get_root_mesh()
+        if mesh.ndim == 1 and root.size() > mesh.size():
+            raise UnsupportedError(
+                f"the model is sharded over {mesh.size()} of the {root.size()} ranks of its device mesh"
+                f" {root.mesh_dim_names}, and replicas= is missing: if the others hold replicas, pass"
+                " register(model, replicas=mesh['replicate'].get_group()); if they hold other parameters, as the stages"
+                " of a pipeline do, replicas=False"
+            )
+
+
+def _fsdp_groups(model: nn.Module) -> Iterator[Any]:
+    from torch.distributed.fsdp import FSDPModule
+
+    states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
+    for state in dict.fromkeys(states):
+        if len(state._fsdp_param_groups) > 1:
+            raise UnsupportedError(
+                "shard_placement_fn that shards the parameters of a module over several meshes is not supported:"
+                " PyTorch gives no access to their reduce-scatter; call fully_shard on a module for each mesh"
+            )
+        yield from state._fsdp_param_groups
+
+
+def _group(group: Any, names: dict[int, str]) -> Group:
+    return Group(
+        next(names[id(module)] for module in group.modules if id(module) in names),
+        [_parameter(one, names) for one in group.fsdp_params],
+        weakref.ref(group),
+        group.device,
+        group.mesh_info.shard_process_group,
+    )
+
+
+def _parameter(one: Any, names: dict[int, str]) -> ShardedParameter:
+    tensor = one.sharded_param
+    shard, dim = list(tensor.shape), one.fsdp_placement.dim
+    shard[dim] = -(-shard[dim] // one.mesh_info.shard_mesh_size)
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return ShardedParameter(_name(one, names), tuple(tensor.shape), tuple(shard), dtype, tensor.requires_grad)
+
+
+def _name(one: Any, names: dict[int, str]) -> str:
+    """Return the name of one of FSDP's parameters within the model."""
+    place = one._module_info
+    return f"{names[id(place.module)]}.{place.param_name}".removeprefix(".")
+
+
+def _check_dimensions(group: Any, names: dict[int, str]) -> None:
+    mesh = group.mesh_info.mesh
+    for one in group.fsdp_params:
+        dimensions = one.sharded_param.device_mesh.ndim
+        if dimensions > mesh.ndim:
+            raise UnsupportedError(
+                f"{_name(one, names)!r} is sharded by tensor parallelism, too, over a mesh with {dimensions}"
+                " dimensions, which is not supported with compression: use fully_shard alone, or train this model"
+                " without compression"
+            )
+        if mesh.ndim != 1:
+            raise UnsupportedError(
+                f"{_name(one, names)!r} is sharded over a mesh with {mesh.ndim} dimensions, which is not supported:"
+                " PyTorch gives no access to the allreduce between replicas; call fully_shard(module,"
+                " mesh=mesh['shard']) and register(model, replicas=mesh['replicate'].get_group())"
+            )
