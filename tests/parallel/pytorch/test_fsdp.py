@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
 import itertools
 import os
@@ -476,21 +477,23 @@ def test_connections_do_not_grow_with_the_number_of_groups() -> None:
 def test_deleted_models_leave_nothing_behind() -> None:
     """After more of them there is as much memory in use, as with plain FSDP2."""
     compression, alive, used = Compression.parse(ONE_BIT), [], []
+    trim = ctypes.CDLL(None).malloc_trim  # what is free counts no more
     with open("/proc/self/statm") as pages:
         for _ in range(7):
-            model: Any = nn.Sequential(nn.Linear(1024, 1024))
+            model: Any = nn.Sequential(nn.Linear(2048, 2048))
             fully_shard(model, mesh=mesh())
             compression.register(model)
             for _ in range(2):
-                model(torch.ones(2, 1024)).sum().backward()
+                model(torch.ones(2, 2048)).sum().backward()
             alive.append(weakref.ref(model[0].weight))
             del model
             gc.collect()
+            trim(0)
             pages.seek(0)
             used.append((int(pages.read().split()[1]) * 4096 >> 20, opened()))
     assert [one() for one in alive] == [None] * len(alive)
     assert used[-1][1] == used[1][1]
-    assert used[-1][0] - used[1][0] < 16  # a model with its residual takes 12 MiB
+    assert used[-1][0] - used[1][0] < 64  # five residuals of 16 MiB are 80 MiB
     assert compression.state_dict()["sessions"] == {}
 
 
