@@ -29,6 +29,7 @@ from hvd_compress.torch.optimizers import Optimizers, as_list, first_beta, momen
 from hvd_compress.torch.passthrough import Passthrough
 from hvd_compress.torch.reducer import Reducer, Ticket
 from hvd_compress.torch.registry import Registry
+from hvd_compress.torch.waiting import StepLock
 from hvd_compress.wrappers.router import Router
 
 if TYPE_CHECKING:  # loads FSDP, which others do not need
@@ -74,6 +75,7 @@ class Registered:
             if p.requires_grad and id(p) not in self.sparse and name not in model.parameters_to_ignore
         ]
         self.agreed = False
+        self.lock = StepLock()  # of its own: threads may train several models
         self.reducer: Reducer | None = None
         self.taken: list[tuple[Tensor, Ticket]] = []
         self.waiting: list[_Waiting] = []
@@ -210,7 +212,8 @@ class DistributedCompressor(ReducingCompressor):
         from hvd_compress.distributed.sharded_groups import check_whole
 
         self._known(model, optimizer)
-        reducer = ShardedReducer(self._common, model, Scheme(replicas or None, op), self._give)
+        common = self._common._replace(lock=StepLock())
+        reducer = ShardedReducer(common, model, Scheme(replicas or None, op), self._give)
         if replicas is None:
             check_whole(model)
         former = next((one for one in self._sharded.values() if reducer.follows(one)), None)
@@ -280,10 +283,11 @@ class DistributedCompressor(ReducingCompressor):
 
     def reduce(self, registered: Registered, bucket: GradBucket) -> Future[Tensor]:
         """Compress a bucket of a model's gradients; called by `hook`."""
-        with self._lock:
+        with registered.lock:
             if bucket.index() == 0:
                 registered.check_join()
             if self.method.linear:
+                self._meter.steps += bucket.is_last()
                 whole = bucket.buffer()
                 return _sum_sparse(registered, whole) if whole.is_sparse else self._reduce_alone(registered, whole)
             reducer = registered.reducer or self._begin(registered)
@@ -328,19 +332,20 @@ class DistributedCompressor(ReducingCompressor):
     def _begin(self, registered: Registered) -> Reducer:
         members, transport, factor = registered.members, registered.transport, registered.factor
         label = agreement.label([Gradient(member.name, (), "") for member in members])
-        reducer = Reducer(
-            self._common,
-            members,
-            transport,
-            lambda world, asking, undoing: GroupVotes(transport, factor, asking, undoing, self._meter.count),
-            self._registry.label(label, {member.key for member in members}),
-            replaces=True,
-            complete=True,
-        )
-        reducer.watch(registered.optimizers)
-        self._registry.begin(registered.model(), reducer)
-        registered.reducer = reducer
-        return self._restored(reducer)
+        with self._lock:
+            reducer = Reducer(
+                self._common._replace(lock=registered.lock),
+                members,
+                transport,
+                lambda world, asking, undoing: GroupVotes(transport, factor, asking, undoing, self._meter.count),
+                self._registry.label(label, {member.key for member in members}),
+                replaces=True,
+                complete=True,
+            )
+            reducer.watch(registered.optimizers)
+            self._registry.begin(registered.model(), reducer)
+            registered.reducer = reducer
+            return self._restored(reducer)
 
     def _reduce_alone(self, registered: Registered, buffer: Tensor) -> Future[Tensor]:
         """Compress with a linear method, whose one payload is a sum."""
@@ -352,7 +357,7 @@ class DistributedCompressor(ReducingCompressor):
 
         def finish(done: Future[Any]) -> Tensor:
             done.value()  # the error of a collective that another rank has not taken part in
-            with self._lock:
+            with registered.lock:
                 return buffer.copy_(self._passthrough.decompress(started.read(), drive)).mul_(registered.factor)
 
         finished: Future[Tensor] = started.work.get_future().then(finish)

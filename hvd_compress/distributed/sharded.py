@@ -291,10 +291,11 @@ class ShardedReducer:
 
     def discard(self) -> None:
         """Undo the last step, as its results were discarded."""
-        if self._step is not None:
-            self._step.undo()
-            self._step = None
-            self.steps -= 1
+        with self._common.lock:
+            if self._step is not None:
+                self._step.undo()
+                self._step = None
+                self.steps -= 1
 
     def living(self) -> set[int]:
         """Return the keys of its parameters."""

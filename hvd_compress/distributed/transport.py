@@ -221,7 +221,8 @@ class GroupTransport:
             return self.connector.lane(name, world)
         serial = next(_SERIALS.setdefault(self.group, count()))
         options = self.group._get_backend(torch.device("cpu")).options
-        connector = _Connector(_get_process_group_store(self.group), options)
+        store: Any = _get_process_group_store(self.group)
+        connector = _Connector(store.clone(), options)  # as another thread may wait in the store for other ranks
         return connector.lane(f"hvd_compress.{serial}.{name}", world)
 
     @cached_property

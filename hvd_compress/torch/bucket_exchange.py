@@ -186,15 +186,17 @@ class BucketExchange:
         """
         assert self._result is not None
         pieces = [(self._owner.spans[position], grad) for position, grad in self._grads.items()]
-        peak = self.ops.deliver(self._result.total, pieces, factor) if pieces else 0.0
+        with exactly(self.ops.device):
+            peak = self.ops.deliver(self._result.total, pieces, factor) if pieces else 0.0
         self._result = self._result._replace(total=None)
         return peak
 
     def deliver_one(self, position: int, factor: float, into: Tensor) -> float | Tensor:
         """Write the sum at a position, times a factor, to a tensor; return a number as `deliver` does."""
         assert self._result is not None
-        self._result = self._result._replace(total=dense(self.ops, self._result.total))
-        return self.ops.deliver(self._result.total, [(self._owner.spans[position], into)], factor)
+        with exactly(self.ops.device):
+            self._result = self._result._replace(total=dense(self.ops, self._result.total))
+            return self.ops.deliver(self._result.total, [(self._owner.spans[position], into)], factor)
 
     def halt(self) -> None:
         """Wait for the collective in flight, if any, and stop there."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -23,6 +22,7 @@ from hvd_compress.torch.loss_scale import LossScale
 from hvd_compress.torch.optimizers import parameters_of
 from hvd_compress.torch.reducer import Common, Reducer
 from hvd_compress.torch.registry import Registry
+from hvd_compress.torch.waiting import StepLock
 from hvd_compress.wrappers.measure import vnmse
 from hvd_compress.wrappers.router import Router
 
@@ -75,7 +75,7 @@ class ReducingCompressor(Saving, Made):
         self._meter = Meter()
         self._loaded = Loaded()
         self._scale = LossScale()
-        self._lock = threading.Condition()  # autograd has one thread per device
+        self._lock = StepLock()  # autograd has one thread per device
         self._registry = reducers
         self._common = Common(method, merge, self._meter, self._scale, self._lock, cure)
 
@@ -120,9 +120,8 @@ class ReducingCompressor(Saving, Made):
             UnsupportedError: If gradients of the current step have not been reduced yet, or ``owner`` is missing, or an
                 optimizer that trains only a part of what is reduced together.
         """
-        with self._lock:
-            for session in self._owned(owner):
-                session.discard()
+        for session in self._owned(owner):
+            session.discard()
 
     def _owned(self, owner: nn.Module | Optimizer | None) -> list[Session]:
         """Return the sessions of a model or optimizer."""

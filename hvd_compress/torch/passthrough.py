@@ -27,7 +27,6 @@ class Passthrough:
     def __init__(self, method: Method, meter: Meter) -> None:
         self._method = method
         self._meter = meter
-        self._in_decompress = True
         self._handshakes: list[Handshake] = []
 
     def greet(self, handshake: Handshake) -> None:
@@ -53,8 +52,6 @@ class Passthrough:
             drive = Drive(exchanging)
             message = drive.message
             assert isinstance(message, AllReduce)
-        self._meter.steps += self._in_decompress  # the first call after a decompress begins a step
-        self._in_decompress = False
         self._meter.gradient_bytes += tensor.numel() * tensor.element_size()
         self._meter.bytes_sent += message.array.numel() * message.array.element_size()
         return message.array, drive
@@ -62,7 +59,6 @@ class Passthrough:
     def decompress(self, tensor: Tensor, drive: Drive[Any]) -> Tensor:
         """Return the reduced gradient."""
         self.verify()
-        self._in_decompress = True
         with self._meter.time("decode"):
             drive.resume(tensor)
             total: Tensor = drive.ended.total

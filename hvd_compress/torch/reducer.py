@@ -19,7 +19,7 @@ from hvd_compress.checkpoint.resharding import Kept
 from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint, same_parameters
 from hvd_compress.core.collectives import AllGather, AllReduce, State, World
 from hvd_compress.core.state_tree import kinds
-from hvd_compress.core.transport import Renewable
+from hvd_compress.core.transport import Handle, Renewable
 from hvd_compress.errors import DisagreementError, ExchangeError, UnsupportedError
 from hvd_compress.stats import Meter
 from hvd_compress.torch.autotune import Tuner
@@ -31,7 +31,7 @@ from hvd_compress.torch.handshake import PATIENCE, Handshake, place_of
 from hvd_compress.torch.loss_scale import LossScale
 from hvd_compress.torch.step import Entry, Place, Step
 from hvd_compress.torch.votes import Votes
-from hvd_compress.torch.waiting import nap, wait
+from hvd_compress.torch.waiting import StepLock, nap, wait
 from hvd_compress.wrappers.router import Router
 
 _LOG = logging.getLogger("hvd_compress")
@@ -59,7 +59,7 @@ class Common(NamedTuple):
         merge: Assignment of gradients to buckets.
         meter: Counters of bytes and time.
         loss_scale: Loss scale of the gradients.
-        lock: Lock that callers of all methods hold; released while waiting.
+        lock: Lock that callers of all methods hold; released while waiting. Reducers that wait for each other share it.
         cure: Advice for error messages about parameters that were added to an optimizer.
     """
 
@@ -67,7 +67,7 @@ class Common(NamedTuple):
     merge: Merge
     meter: Meter
     loss_scale: LossScale
-    lock: threading.Condition
+    lock: StepLock
     cure: str
 
 
@@ -123,8 +123,8 @@ class Reducer:
         self._facts = facts_of((name, tensor) for _, name, tensor in members)
         self._buckets = Buckets(self._method, self._merge, members, self.world)
         self._tuner: Tuner | None = None
-        self._next: Merge | None = None
         self._handshake: Handshake | None = None
+        self._coming: Handle | None = None
         self._due = not agreement.elastic()
         self._counted = self._verified = self._undoes = self._told = self.changed = False
         self._discards: DiscardWatch | None = None
@@ -223,12 +223,10 @@ class Reducer:
     def _begin_step(self) -> Step:
         scale = self._loss_scale.read()
         self._undoes = self._counted and self._discarded()
-        if self._next is not None:
-            self._buckets.change(self._next)
-            self._next = None
+        self._change_buckets()
         self._threads, self._seen = set(), set()
         self._early = dict.fromkeys(self._buckets.keys, Came.NEVER)
-        self._counted = self._verified = False
+        self._counted = False
         meets = agreement.elastic() and self._met != self.transport.epoch
         if meets:
             self.transport = self.transport.renewed()
@@ -237,12 +235,18 @@ class Reducer:
         votes = self._ballot(self.world, self._due, self._undoes)
         step = Step(votes, self.transport, self._prefix(), self._meter, scale, self._replaces, self._lock)
         self._step = step
+        self._lock.running.add(self)
         if not (meets or self._due or self._undoes) and self.begun:
             step.release(self._buckets.layout)
         if self._due and not self.transport.ordered:  # where the order counts, all ranks greet at the same time: later
             self._greet()
             at_end_of_backward(self.verify_soon)
         return step
+
+    def _change_buckets(self) -> None:
+        """Change to the buckets that the last step has decided on, if any."""
+        if self._tuner is not None and (cuts := self._tuner.decide(self._lock.sleep)) is not None:
+            self._buckets.change(pin(cuts))
 
     def _discarded(self) -> bool:
         """Return whether the gradients of the last step were discarded, by an optimizer that is known."""
@@ -259,14 +263,14 @@ class Reducer:
                 )
         return self._discards.knows
 
-    def _decide(self, step: Step, wait: bool) -> None:
+    def _decide(self, step: Step, wait: bool = False) -> None:
         """Undo the last step once all ranks are known to undo it; then exchange the gradients held so far.
 
         Where the order of collectives counts, each rank waits before its first one.
         """
         begin = time.monotonic()
         while (undoes := step.votes.undoes()) is None and wait:
-            nap(begin, self._lock.wait)
+            nap(begin, self._lock.sleep)
         if undoes is None or not self._undoes:
             return
         self._undoes = False
@@ -308,18 +312,43 @@ class Reducer:
         """Verify the ranks, and create and release the buckets, once all gradients have arrived."""
         if agreement.elastic():
             self._meet()
-        elif asked and not self._verified:
-            self._greet().wait(sleep=self._lock.wait)
+        begin = time.monotonic()
+        while not self._ready(step, asked):
+            nap(begin, self._lock.sleep)
+
+    def _ready(self, step: Step, asked: bool) -> bool:
+        """Prepare as far as possible without waiting; return whether the buckets are released."""
+        if asked and not (self._verified or agreement.elastic()):
+            if not self._greet().done():
+                return False
             self._verify()
         if self._undoes:
-            self._decide(step, wait=True)
+            self._decide(step)
+            return not self._undoes
         if not self.begun:
-            self._buckets.begin(self._came_anywhere())
+            came = self._came_anywhere()
+            if came is None:
+                return False
+            self._buckets.begin(came)
             self._tune()
         if step.held:
             if self._method.hierarchical:
                 self.transport.connect()
             step.release(self._buckets.layout)
+        return True
+
+    def advance(self) -> None:
+        """Advance the running step without waiting, while another one waits; see `StepLock`.
+
+        Where the order of collectives counts, nothing is started before its turn.
+        """
+        step = self._step
+        if step is None or self.transport.ordered:
+            return
+        complete = len(self._seen) == len(self._buckets.keys) and not agreement.elastic()
+        if step.held and (self._undoes or complete):
+            self._ready(step, asked=self._due)
+        step.advance()
 
     def _greet(self) -> Handshake:
         """Start to verify that the ranks agree, or continue the handshake of an aborted step."""
@@ -338,8 +367,9 @@ class Reducer:
     def verify_soon(self) -> None:
         """Verify that the ranks agree, if the others arrive soon; they may legally arrive later."""
         with self._lock, self._meter.time("wait"):
-            if self._handshake is not None and self._handshake.wait(PATIENCE, self._lock.wait):
-                self._verify()
+            handshake = self._handshake
+            if handshake is not None and handshake.wait(PATIENCE, self._lock.sleep) and self._handshake is handshake:
+                self._verify()  # unless it has been done while waiting
 
     def _verify(self) -> None:
         handshake, self._handshake = self._handshake, None
@@ -356,21 +386,30 @@ class Reducer:
         self._due = False
         self._verified = True
 
-    def _came_anywhere(self) -> dict[int, Came]:
-        """Return when gradients arrived, as the earliest over all ranks."""
+    def _came_anywhere(self) -> dict[int, Came] | None:
+        """Return when gradients arrived, as the earliest over all ranks; None if not known yet.
+
+        A collective that an aborted step has left goes on: other ranks may not have started it yet.
+        """
         keys = self._buckets.keys
-        mine = torch.tensor([self._early[key] for key in keys], dtype=torch.int32, device="cpu")
-        handle = self.transport.start(AllReduce(mine, "max"), f"hvd_compress.{self.label}.came")
-        return dict(zip(keys, map(Came, wait(handle, self._lock.wait).tolist()), strict=True))
+        if self._coming is None:
+            mine = torch.tensor([self._early[key] for key in keys], dtype=torch.int32, device="cpu")
+            self._coming = self.transport.start(AllReduce(mine, "max"), f"{self._prefix()}.came")
+        if not self._coming.done():
+            return None
+        told, self._coming = self._coming.result().tolist(), None
+        return dict(zip(keys, map(Came, told), strict=True))
 
     def _end(self, step: Step) -> None:
         step.end()
-        self._counted, self.changed, self._step = step.finite, step.changed, None
+        self._counted, self.changed = step.finite, step.changed
+        self._leave()
+        self._verified = False
         self.steps += 1
         if self._discards is not None:
             self._discards.reduced(self._buckets.parameter(step.first))
-        if step.finite and self._tuner is not None and (cuts := self._tuner.end_step(self.transport)) is not None:
-            self._next = pin(cuts)
+        if step.finite and self._tuner is not None:
+            self._tuner.end_step(self.transport)
 
     def discard(self) -> None:
         """Undo the last step, as its results were discarded.
@@ -378,14 +417,15 @@ class Reducer:
         Raises:
             UnsupportedError: If gradients of the current step have not been reduced yet.
         """
-        if self.waiting:
-            raise UnsupportedError(
-                "compression.discard() takes back gradients that were reduced, but those of this step have not been:"
-                " call optimizer.synchronize() first"
-            )
-        if self._counted:
-            self._undo()
-            self._due, self._counted = not agreement.elastic(), False
+        with self._lock:
+            if self.waiting:
+                raise UnsupportedError(
+                    "compression.discard() takes back gradients that were reduced, but those of this step have not"
+                    " been: call optimizer.synchronize() first"
+                )
+            if self._counted:
+                self._undo()
+                self._due, self._counted = not agreement.elastic(), False
 
     def _undo(self) -> None:
         for bucket in self.buckets:
@@ -402,9 +442,15 @@ class Reducer:
 
     def _drop(self) -> None:
         """Forget the running step."""
-        step, self._step = self._step, None
+        step = self._leave()
         if step is not None:
             step.forget()
+
+    def _leave(self) -> Step | None:
+        """Return the step that was running."""
+        step, self._step = self._step, None
+        self._lock.running.discard(self)
+        return step
 
     def states(self) -> list[State]:
         """Return the states of all buckets."""
@@ -428,6 +474,8 @@ class Reducer:
 
     def saved(self) -> SavedSession:
         """Return copies of the states of all buckets."""
+        with self._lock:
+            self._change_buckets()
         buckets = {one.bucket.key: one.read() for one in self.buckets}
         search = self._tuner.timings if self._tuner else []
         came, partition = self._buckets.came, self._buckets.partition
@@ -454,7 +502,7 @@ class Reducer:
         if saved.came is not None:
             self._tune()
         self.steps, self.job = saved.steps, saved.job
-        self._due, self._counted, self._next = not agreement.elastic(), False, None
+        self._due, self._counted, self._verified = not agreement.elastic(), False, False
         if self._buckets.fixed is not None:
             self._buckets.change(self._buckets.fixed)
         elif self._tuner is not None and same_parameters(saved, self.gradients):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Hashable, Mapping, Sequence
@@ -18,7 +17,7 @@ from hvd_compress.torch.backward import at_end_of_backward
 from hvd_compress.torch.bucket_exchange import BucketExchange
 from hvd_compress.torch.bucket_state import BucketState
 from hvd_compress.torch.votes import Votes
-from hvd_compress.torch.waiting import nap
+from hvd_compress.torch.waiting import StepLock, nap
 
 _LOOKS = 4
 """Maximum number of exchanges that are polled per gradient."""
@@ -115,7 +114,7 @@ class Step:
         meter: Meter,
         scale: float,
         replaces: bool,
-        lock: threading.Condition,
+        lock: StepLock,
     ) -> None:
         self.votes = votes
         self.waiting = self._taken = 0
@@ -243,15 +242,17 @@ class Step:
         before = -1
         with self._lock, self._meter.time("wait"):
             while not self.ended and not self.votes.are_back():
-                self._go_on()
+                self.advance()
                 if before != (before := self.votes.under_way):
                     moved = time.monotonic()
                 elif time.monotonic() - moved > _PATIENCE:
                     break
-                nap(begin, self._lock.wait)
+                nap(begin, self._lock.sleep)
 
-    def _go_on(self) -> None:
-        """Advance all exchanges without waiting."""
+    def advance(self) -> None:
+        """Advance all exchanges without waiting, unless they take turns."""
+        if self._in_turns:
+            return
         for exchange in self._running:
             with self._meter.time("decode"):
                 self._look_at(exchange)
@@ -309,7 +310,7 @@ class Step:
         begin = time.monotonic()
         while self._unfinished():
             with self._meter.time("wait"):
-                nap(begin, self._lock.wait)
+                nap(begin, self._lock.sleep)
         for exchange in self.exchanges:
             if exchange.error is not None:
                 raise exchange.error
@@ -335,7 +336,7 @@ class Step:
         """Advance as far as possible without waiting; return whether exchanges remain."""
         if self._replaces and self._factor is None and self.votes.are_back():
             self._judge()
-        self._go_on()
+        self.advance()
         return bool(self._running) or (self._replaces and self._factor is None)
 
     def _judge(self) -> None:

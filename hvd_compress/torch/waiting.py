@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
+from weakref import WeakSet
 
 from torch import Tensor
 
@@ -13,12 +16,39 @@ _NAP, _SHARE = 50e-6, 0.02
 """Polling interval: its minimum in seconds, and as a share of the time waited so far."""
 
 
+class Advancing(Protocol):
+    """Interface of what advances while others wait."""
+
+    def advance(self) -> None:
+        """Advance without waiting."""
+
+
+class StepLock(threading.Condition):
+    """Lock of the callers of one or several reducers, whose running steps all advance while one of them waits.
+
+    Ranks may wait for different steps first, so each must go on with all of them.
+
+    Attributes:
+        running: Reducers with a running step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running: WeakSet[Advancing] = WeakSet()
+
+    def sleep(self, seconds: float) -> None:
+        """Advance all running steps, then release the lock for some seconds."""
+        for one in list(self.running):
+            one.advance()
+        self.wait(seconds)
+
+
 def nap(begin: float, sleep: Callable[[float], object] = time.sleep) -> None:
     """Sleep for one polling interval, which grows with the time waited.
 
     Args:
         begin: Start of the wait, from ``time.monotonic``.
-        sleep: Sleeps for the given seconds; the ``wait`` of a condition releases its lock meanwhile.
+        sleep: Sleeps for the given seconds; see `StepLock.sleep`.
     """
     sleep(max(_NAP, _SHARE * (time.monotonic() - begin)))
 

@@ -11,6 +11,8 @@ from catalogue import one_in
 from engine.ranks import Compression, Job, assert_ranks_equal, batch, everyone, rank, size
 from torch import Tensor, nn
 
+from hvd_compress.ops.torch import TorchOps
+
 pytestmark = pytest.mark.usefixtures("on_ranks")
 
 LOSSY = [
@@ -146,3 +148,17 @@ def test_nothing_of_a_step_stays_when_it_is_over(spec: str) -> None:
         assert step() is None
     finally:
         gc.enable()
+
+
+def test_a_step_inside_autocast_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the operations of a GPU, where products of matrices are delivered, which autocast would form in 16 bits."""
+    monkeypatch.setattr("hvd_compress.torch.bucket_state.torch_ops", TorchOps)
+    jobs = [Job("powersgd:rank=2,min_size=0"), Job("powersgd:rank=2,min_size=0")]
+    for step in range(3):
+        for job, cast in zip(jobs, (False, True), strict=True):
+            x, y = batch(step)
+            nn.functional.cross_entropy(job.model(x), y).backward()  # type: ignore[no-untyped-call]
+            with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+                job.optimizer.step()
+            job.optimizer.zero_grad()
+    assert torch.equal(jobs[0].weights, jobs[1].weights)

@@ -49,6 +49,7 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         self._passthrough = Passthrough(method.core, self._meter)
         self._agreed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._warned = self._met_sparse = False
+        self._taking = True
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """Compress a gradient; called by Horovod.
@@ -80,11 +81,13 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
             self._passthrough.greet(Handshake(facts, place_of(name for name, _ in members), transport))
             at_end_of_backward(self._verify_soon)
             self._agreed[call.optimizer] = caller.incarnation()
+        self._meter.steps += self._taking  # the first call after a `decompress` begins a step
+        self._taking = False
         return self._passthrough.compress(tensor)
 
     def _verify_soon(self) -> None:
         with self._lock:
-            self._passthrough.verify(PATIENCE, self._lock.wait)
+            self._passthrough.verify(PATIENCE, self._lock.sleep)
 
     def _compress_of(self, call: caller.Call, reducer: Reducer, grad: Tensor) -> tuple[Tensor, Any]:
         """Compress a gradient of an optimizer."""
@@ -122,7 +125,10 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         with self._lock:
             if isinstance(ctx, Ticket):
                 return self._take(tensor, ctx)
-            return self._count_sparse(tensor) if ctx is None else self._passthrough.decompress(tensor, ctx)
+            if ctx is None:
+                return self._count_sparse(tensor)
+            self._taking = True
+            return self._passthrough.decompress(tensor, ctx)
 
     def _count_sparse(self, gathered: Tensor) -> Tensor:
         """Count a sparse gradient, by its mean over the ranks, and log once that Horovod sends it uncompressed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +19,7 @@ from catalogue import COMPOSED, EACH_KIND
 from parallel.pytorch.ddp_training import assert_same_states, loss_of, train, weights
 from parallel.pytorch.training import EVEN, LOSSLESS, SIZE, Job, assert_ranks_equal, batch, everyone, make_model
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, _get_process_group_store
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.torch
@@ -432,6 +434,58 @@ def test_two_models_take_turns_and_share_a_backward_pass() -> None:
         return torch.cat([p.grad.flatten() for one in models for p in one.parameters() if p.grad is not None])
 
     torch.testing.assert_close(run("topk:ratio=1.0"), run(None), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["none", "fp16", "topk:ratio=1.0"])
+def test_a_model_takes_part_later_while_another_rank_is_slow(spec: str) -> None:
+    """The first rank is in the first step of the second model, while buckets of the first model are in flight."""
+    trunk, late = (DistributedDataParallel(make_model(), bucket_cap_mb=0.001) for _ in range(2))
+    compression = Compression.parse(spec).register(trunk)
+    compression.register(late)
+    group = dist.group.WORLD
+    assert group is not None
+    store = PrefixStore(f"late.{spec}", _get_process_group_store(group))
+    for step in range(4):
+        loss: Any = loss_of(trunk, step) if step < 2 else loss_of(late, step) + loss_of(trunk, step)
+        if hvd.rank() == 0:
+            loss.register_hook(lambda grad, step=step: store.set(f"{step}", "begun"))
+        else:
+            store.wait([f"{step}"])
+        loss.backward()
+    assert_ranks_equal(torch.cat([p.grad.flatten() for p in late.parameters() if p.grad is not None]))
+
+
+@pytest.mark.parametrize("spec", ["none", "topk:ratio=1.0", "powersgd:rank=2"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_threads_train_models_over_groups_of_their_own(spec: str, shared: bool) -> None:
+    models = [DistributedDataParallel(make_model(), process_group=dist.new_group()) for _ in range(2)]
+    compression = Compression.parse(spec, merge=2)
+    for model in models:
+        (compression if shared else Compression.parse(spec, merge=2)).register(model)
+
+    def run(model: nn.Module) -> None:
+        for step in range(20):
+            loss_of(model, step).backward()  # type: ignore[no-untyped-call]
+
+    threads = [threading.Thread(target=run, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    first, second = (
+        torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]) for model in models
+    )
+    torch.testing.assert_close(first, second)
+
+
+@pytest.mark.parametrize("spec", ["none", "fp16", "topk:ratio=0.1"])
+def test_a_step_is_counted_once(spec: str) -> None:
+    layers = seeded(lambda: nn.Sequential(*(nn.Linear(256, 256) for _ in range(8))))
+    model = DistributedDataParallel(layers, bucket_cap_mb=0.01)
+    compression = Compression.parse(spec).register(model)
+    for _ in range(10):
+        model(torch.ones(256, 256)).sum().backward()
+    assert compression.stats().steps == 10
 
 
 def test_a_rank_alone_trains_as_without_compression() -> None:

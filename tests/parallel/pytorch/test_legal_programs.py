@@ -91,6 +91,21 @@ def test_two_optimizers_are_as_with_stock_horovod(spec: str) -> None:
     torch.testing.assert_close(mine, stock, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("merge", ["layer", "search"])
+@pytest.mark.parametrize("spec", ["topk:ratio=1.0,min_size=0,vectors=on", "powersgd:rank=32,min_size=0,min_gain=0"])
+def test_optimizers_step_in_another_order_on_each_rank(spec: str, merge: str) -> None:
+    """As by a loop over a set of them: all gradients are on their way by then."""
+
+    def run(name: str, compression: Any) -> Tensor:
+        heads = Heads(name, compression)
+        if last():
+            heads.optimizers.reverse()
+        return heads.run(25, lambda step: False)
+
+    mine, stock = run(f"ours.{merge}", Compression.parse(spec, merge=merge)), run("stock", hvd.Compression.none)
+    torch.testing.assert_close(mine, stock, rtol=1e-4, atol=1e-5)
+
+
 class Summed(torch.autograd.Function):
     """Sums gradients over the ranks in the backward pass, as a synchronised batch norm does."""
 
