@@ -53,7 +53,7 @@ class Registered:
     Args:
         compressor: The compressor.
         model: The model.
-        factor: Factor of sums over the ranks.
+        op: ``"mean"`` or ``"sum"``.
         optimizers: The model's optimizers, as far as they are known.
     """
 
@@ -61,46 +61,65 @@ class Registered:
         self,
         compressor: "DistributedCompressor",
         model: DistributedDataParallel,
-        factor: float,
+        op: str,
         optimizers: Sequence[Any],
     ) -> None:
         self.compressor = compressor
         self.optimizers = optimizers
-        self.factor = factor
-        self.transport = GroupTransport.of(model.process_group)
+        self.op = op
         self.sparse = _sparse(model.module)
-        self.members = [
-            Member(id(p), name, p)
-            for name, p in model.module.named_parameters()
-            if p.requires_grad and id(p) not in self.sparse and name not in model.parameters_to_ignore
-        ]
-        self.agreed = False
+        reduced = _reduced(model)
+        self.members = [Member(id(p), name, p) for name, p in reduced if id(p) not in self.sparse]
+        self.label = compressor.label_of(self.members)
         self.lock = StepLock()  # of its own: threads may train several models
         self.reducer: Reducer | None = None
         self.taken: list[tuple[Tensor, Ticket]] = []
         self.waiting: list[_Waiting] = []
         self.model = weakref.ref(model)
-        self.used = _used(model) if model.find_unused_parameters else None
+        self.used = _used(model, [p for _, p in reduced]) if model.find_unused_parameters else None
+        self.join(model.process_group)
+
+    def join(self, group: dist.ProcessGroup) -> None:
+        """Go on with the ranks of a process group."""
+        self.transport = GroupTransport.of(group)
+        self.factor = 1.0 if self.op == "sum" else 1.0 / group.size()
+        self.agreed = False
+        if self.reducer is not None:
+            self.reducer.transport = self.transport
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep nothing in a pickled model: PyTorch drops its hooks, so a compressor is registered again."""
         return {}
 
-    def check_join(self) -> None:
-        """Refuse a mean over the ranks that still have inputs: a hook is not told how many they are.
+    def begin_step(self) -> None:
+        """Follow the model to another process group, and refuse a mean over the ranks that still have inputs.
 
         Raises:
             UnsupportedError: If the model is within ``model.join(divide_by_initial_world_size=False)``.
         """
         model: Any = self.model()
-        if model is not None and model._join_config.enable and not model._divide_by_initial_world_size:
+        if model is None:
+            return
+        if model.process_group is not self.transport.group:
+            self.join(model.process_group)
+        if model._join_config.enable and not model._divide_by_initial_world_size:
             raise UnsupportedError(
                 "model.join(divide_by_initial_world_size=False) is not supported: PyTorch does not tell a communication"
                 " hook how many ranks have joined; leave divide_by_initial_world_size=True"
             )
 
 
-def _used(model: DistributedDataParallel) -> set[int]:
+def _reduced(model: DistributedDataParallel) -> list[tuple[str, Tensor]]:
+    """Return the parameters that DistributedDataParallel reduces: those that were trained when it was made."""
+    named = [(name, p) for name, p in model.module.named_parameters() if name not in model.parameters_to_ignore]
+    if all(p.requires_grad for _, p in named):
+        return named
+    buckets: Any = model.reducer._get_zeros_like_grad_buckets()
+    known = {id(p) for bucket in buckets for p in bucket.parameters()}
+    return [(name, p) for name, p in named if id(p) in known]
+
+
+def _used(model: DistributedDataParallel, parameters: Sequence[Any]) -> set[int]:
     """Return a set that collects the keys of the parameters that backward passes use, as `model` itself sees it."""
     used: set[int] = set()
 
@@ -108,8 +127,12 @@ def _used(model: DistributedDataParallel) -> set[int]:
         if parameter.grad is not None:  # as of an output that the loss does not depend on
             used.add(id(parameter))
 
-    parameters: list[Any] = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
-    handles = [parameter.register_post_accumulate_grad_hook(note) for parameter in parameters]
+    handles = []
+    for parameter in parameters:
+        trained = parameter.requires_grad
+        parameter.requires_grad_(True)  # a hook needs it; the parameter may be trained later
+        handles.append(parameter.register_post_accumulate_grad_hook(note))
+        parameter.requires_grad_(trained)
     weakref.finalize(model, lambda: [handle.remove() for handle in handles])
     return used
 
@@ -146,7 +169,8 @@ class DistributedCompressor(ReducingCompressor):
 
         Args:
             model: The model, before its first backward pass: a ``DistributedDataParallel``, or a module that
-                ``fully_shard`` (FSDP2) has sharded over a mesh with one dimension. Its process groups are used.
+                ``fully_shard`` (FSDP2) has sharded over a mesh with one dimension. Its process groups are used. It may
+                be compiled, or be what Lightning Fabric or the composable ``replicate`` return.
             op: ``"mean"`` of the gradients over the ranks, as without compression, or ``"sum"``.
             replicas: For a sharded model: process group of the ranks that hold the same shards. The reduced shards are
                 summed over them with compression, by any method, while the reduce-scatter within a replica stays as it
@@ -164,12 +188,13 @@ class DistributedCompressor(ReducingCompressor):
             SpecError: If ``op`` is something else.
             UnsupportedError: If the model is neither, or the method does not support it or its optimizer.
         """
-        if isinstance(model, DistributedDataParallel):
+        found = _unwrapped(model)
+        if isinstance(found, DistributedDataParallel):
             if replicas is not None:
                 raise UnsupportedError("replicas= is for models that fully_shard has sharded: leave it out")
-            state = self.registered(model, op, optimizer)
+            state = self.registered(found, op, optimizer)
             try:
-                model.register_comm_hook(state, hook)
+                found.register_comm_hook(state, hook)
             except RuntimeError as error:
                 if "only be called once" not in str(error):
                     raise
@@ -178,7 +203,7 @@ class DistributedCompressor(ReducingCompressor):
                     " new DistributedDataParallel to register another compression"
                 ) from error
         else:
-            self._register_sharded(model, op, replicas, optimizer)
+            self._register_sharded(found, op, replicas, optimizer)
         return self
 
     def _known(self, model: nn.Module, optimizer: Optimizers | None) -> list[Any]:
@@ -257,8 +282,7 @@ class DistributedCompressor(ReducingCompressor):
                 " state, as none and fp16: a step ends with the last bucket, which PyTorch may skip; leave"
                 " skip_all_reduce_unused_params=False"
             )
-        factor = 1.0 if op == "sum" else 1.0 / model.process_group.size()
-        registered = Registered(self, model, factor, self._known(model, optimizer))
+        registered = Registered(self, model, op, self._known(model, optimizer))
         self._models.add(model)
         return registered
 
@@ -285,7 +309,7 @@ class DistributedCompressor(ReducingCompressor):
         """Compress a bucket of a model's gradients; called by `hook`."""
         with registered.lock:
             if bucket.index() == 0:
-                registered.check_join()
+                registered.begin_step()
             if self.method.linear:
                 self._meter.steps += bucket.is_last()
                 whole = bucket.buffer()
@@ -329,16 +353,23 @@ class DistributedCompressor(ReducingCompressor):
         for future, buffer in waiting:
             future.set_result(buffer)
 
-    def _begin(self, registered: Registered) -> Reducer:
-        members, transport, factor = registered.members, registered.transport, registered.factor
+    def label_of(self, members: Sequence[Member]) -> str:
+        """Return the label of a model: all ranks register their models in the same order."""
         label = agreement.label([Gradient(member.name, (), "") for member in members])
+        with self._lock:
+            return self._registry.label(label, {member.key for member in members})
+
+    def _begin(self, registered: Registered) -> Reducer:
+        def ballot(world: World, asking: bool, undoing: bool) -> GroupVotes:
+            return GroupVotes(registered.transport, registered.factor, asking, undoing, self._meter.count)
+
         with self._lock:
             reducer = Reducer(
                 self._common._replace(lock=registered.lock),
-                members,
-                transport,
-                lambda world, asking, undoing: GroupVotes(transport, factor, asking, undoing, self._meter.count),
-                self._registry.label(label, {member.key for member in members}),
+                registered.members,
+                registered.transport,
+                ballot,
+                registered.label,
                 replaces=True,
                 complete=True,
             )
@@ -401,6 +432,21 @@ class DistributedCompressor(ReducingCompressor):
         return group
 
 
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model within what `torch.compile`, Lightning Fabric and the composable `replicate` return."""
+    found: Any = model
+    while inner := getattr(found, "_orig_mod", None) or getattr(found, "_forward_module", None):
+        found = inner
+    if hasattr(found, "register_comm_hook") and not isinstance(found, DistributedDataParallel):
+        from torch.distributed._composable.replicate import replicate  # loads FSDP, which others do not need
+
+        state: Any = replicate.state(found)
+        if state._init_args:  # otherwise done by the first forward pass
+            state.lazy_init()
+        found = state._ddp
+    return found  # type: ignore[no-any-return]
+
+
 def check_op(op: str) -> None:
     """Validate ``op``.
 
@@ -422,6 +468,11 @@ def hook(state: Registered, bucket: GradBucket) -> torch.futures.Future[torch.Te
         raise UnsupportedError(
             "torch._dynamo.config.optimize_ddp='python_reducer' is not supported: it hands gradients over one by one;"
             " leave optimize_ddp=True"
+        )
+    if not hasattr(state, "compressor"):
+        raise UnsupportedError(
+            "this state of a communication hook was pickled, which keeps nothing: save by compression.save(folder) or"
+            " FullState(compression), and register a compression with the new model"
         )
     return state.compressor.reduce(state, bucket)
 

@@ -170,12 +170,14 @@ class GroupTransport:
         world: This process among those of the group.
         back: Another backend, for what an alltoall sends to lower ranks; None to use ``group``.
         connector: Connects the ranks within a node and across nodes; None for a process group.
+        members: The ranks of the process group, which may be destroyed by now; empty for another backend.
     """
 
     group: Any
     world: World
     back: Any = field(default=None, compare=False)
     connector: _Connector | None = field(default=None, compare=False)
+    members: Sequence[int] = field(default=(), compare=False)
     _lanes: dict[str, GroupTransport] = field(default_factory=dict, compare=False)
     _scopes: dict[Scope, GroupTransport] = field(default_factory=dict, compare=False)
 
@@ -184,7 +186,8 @@ class GroupTransport:
     @classmethod
     def of(cls, group: dist.ProcessGroup) -> GroupTransport:
         """Return the ranks of a process group that this process belongs to."""
-        return cls(group, launched(dist.get_process_group_ranks(group), dist.get_rank(), os.environ))
+        members = dist.get_process_group_ranks(group)
+        return cls(group, launched(members, dist.get_rank(), os.environ), members=tuple(members))
 
     def lanes(self, keys: Sequence[str]) -> dict[str, GroupTransport] | None:
         """Return a transport for each bucket, if its collectives need not be ordered with those of others.
@@ -211,8 +214,7 @@ class GroupTransport:
             if self.connector is not None or self._over_gloo:
                 self._scopes[scope] = self._connected(f"{scope}.{ranks[0]}", world)
             else:
-                members = dist.get_process_group_ranks(self.group)
-                group = dist.new_group([members[rank] for rank in ranks], use_local_synchronization=True)
+                group = dist.new_group([self.members[rank] for rank in ranks], use_local_synchronization=True)
                 self._scopes[scope] = GroupTransport(group, world)
 
     def _connected(self, name: str, world: World) -> GroupTransport:
@@ -233,11 +235,6 @@ class GroupTransport:
     def missing(self) -> frozenset[type]:
         """Unsupported collectives; Gloo's reduce-scatter is an allreduce, which sends twice as much as an alltoall."""
         return LACKS | {ReduceScatter} if self.back is None and self._over_gloo else LACKS
-
-    @property
-    def members(self) -> Sequence[int]:
-        """The ranks of the process group."""
-        return tuple(dist.get_process_group_ranks(self.group))
 
     @property
     def epoch(self) -> Any:

@@ -21,13 +21,16 @@ from hvd_compress.checkpoint.state_dict import (
     same_parameters,
 )
 from hvd_compress.core.collectives import State, World
-from hvd_compress.core.state_tree import flatten
-from hvd_compress.errors import SpecError, StateError, UnknownParameterError
+from hvd_compress.core.state_tree import Role, flatten, kinds
+from hvd_compress.errors import SpecError, StateError, UnknownParameterError, UnsupportedError
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.spec import to_spec
 from hvd_compress.torch.bucket_state import BucketState
 from hvd_compress.torch.step import Layout, Place
 from hvd_compress.wrappers.router import Router
+
+_STAYS = (Role.SHARED, Role.MEASURED, Role.OWN, Role.PRIVATE)
+"""Roles of what a rank keeps when there are other ranks."""
 
 
 class Member(NamedTuple):
@@ -165,15 +168,30 @@ class Buckets:
         if partition != self.partition:
             kept, before = self.kept(), self.kept(before=True)
             self.lay_out(partition)
-            self.take_over(before)
-            for bucket in self.layout.buckets:
-                bucket.commit(bucket.state)
-            self.take_over(kept)
+            self._take_over(kept, before)
 
-    def take_over(self, kept: Sequence[Kept]) -> None:
-        """Take over the states of other buckets of the same gradients."""
+    def _take_over(self, kept: Sequence[Kept], before: Sequence[Kept]) -> None:
+        """Take over the states of other buckets of the same gradients, and those to which they can be undone."""
         for bucket, mine in zip(self.layout.buckets, self.kept(), strict=True):
+            bucket.write(inherit(mine, before))
+            bucket.commit(bucket.state)
             bucket.write(inherit(mine, kept))
+
+    def check_movable(self, world: World) -> None:
+        """Refuse other ranks if a state is divided among the present ones, or sums what they hold.
+
+        Raises:
+            UnsupportedError: If it is so, and these are other ranks.
+        """
+        if (world.rank, world.size) == (self.world.rank, self.world.size):
+            return
+        for bucket in self.layout.buckets:
+            if any(kind.role not in _STAYS for kind in kinds(bucket.state).values()):
+                raise UnsupportedError(
+                    f"this was rank {self.world.rank} of {self.world.size} and is rank {world.rank} of {world.size}"
+                    f" now, but {to_spec(self._method)} divides its state among the ranks: save it before they change,"
+                    " by compression.save(folder), and load it into a new compression afterwards"
+                )
 
     def check_place(self, key: int, grad: Tensor, cure: str) -> None:
         """Reject a gradient that was not among those of the first step.
@@ -198,8 +216,12 @@ class Buckets:
         """Return the keys of the parameters that still exist and that no other buckets have taken over."""
         return {key for key, parameter in self._parameters.items() if parameter() is not None} - self._lent
 
-    def succeed(self, formers: Sequence[Buckets]) -> bool:
+    def succeed(self, formers: Sequence[Buckets], thrown: Sequence[bool]) -> bool:
         """Begin with the states of former buckets of the same parameters; formers keep those of other parameters.
+
+        Args:
+            formers: The former buckets.
+            thrown: For each, whether its last step may be undone.
 
         Returns:
             Whether these continue the partition and the autotuning of the former ones.
@@ -207,10 +229,13 @@ class Buckets:
         known = {key: came for former in formers for key, came in former._came.items()}
         self.begin({key: known.get(key, Came.IN_BACKWARD) for key in self._parameters})
         first, *others = formers
+        for former in formers:
+            former.check_movable(self.world)
         goes_on = self.fixed is None and not others and first._parameters.keys() == self._parameters.keys()
         if goes_on:
             self.lay_out(first.partition)
-        self.take_over([one for former in formers for one in former.kept()])
+        before = [one for former, undone in zip(formers, thrown, strict=True) for one in former.kept(before=undone)]
+        self._take_over([one for former in formers for one in former.kept()], before)
         for former in formers:
             former._lend(self.living())
         return goes_on

@@ -126,7 +126,7 @@ class Reducer:
         self._handshake: Handshake | None = None
         self._coming: Handle | None = None
         self._due = not agreement.elastic()
-        self._counted = self._verified = self._undoes = self._told = self.changed = False
+        self._counted = self._thrown = self._verified = self._undoes = self._told = self.changed = False
         self._discards: DiscardWatch | None = None
         self._seen: set[int] = set()
         self._early: dict[int, Came] = {}
@@ -222,16 +222,14 @@ class Reducer:
 
     def _begin_step(self) -> Step:
         scale = self._loss_scale.read()
-        self._undoes = self._counted and self._discarded()
+        self._undoes = self._thrown or self._throws()
         self._change_buckets()
         self._threads, self._seen = set(), set()
         self._early = dict.fromkeys(self._buckets.keys, Came.NEVER)
-        self._counted = False
+        self._counted = self._thrown = False
+        if self._epoch != self.transport.epoch:
+            self._renew()
         meets = agreement.elastic() and self._met != self.transport.epoch
-        if meets:
-            self.transport = self.transport.renewed()
-            self._epoch, self._buckets.world = self.transport.epoch, self.world
-            self._undoes = False
         votes = self._ballot(self.world, self._due, self._undoes)
         step = Step(votes, self.transport, self._prefix(), self._meter, scale, self._replaces, self._lock)
         self._step = step
@@ -248,11 +246,29 @@ class Reducer:
         if self._tuner is not None and (cuts := self._tuner.decide(self._lock.sleep)) is not None:
             self._buckets.change(pin(cuts))
 
-    def _discarded(self) -> bool:
+    def _renew(self) -> None:
+        """Go on with the ranks that there are now; in an elastic job, they meet at the end of the step.
+
+        Raises:
+            UnsupportedError: If the state is divided among the former ranks.
+        """
+        self.transport = self.transport.renewed()
+        self._epoch = self.transport.epoch
+        if not agreement.elastic():
+            self._buckets.check_movable(self.world)
+            self._due = True
+        self._buckets.world = self.world
+        self._handshake = self._coming = None
+        self._verified = self._undoes = False
+        if self._tuner is not None:
+            self._tuner.resume(self._tuner.timings)
+
+    def _throws(self) -> bool:
         """Return whether the gradients of the last step were discarded, by an optimizer that is known."""
-        if self._discards is None or not self._discards.discarded() or not any(one.keeps for one in self.buckets):
+        watch = self._discards
+        if not self._counted or watch is None or not watch.discarded() or not any(one.keeps for one in self.buckets):
             return False
-        if not (self._discards.knows or self._told):
+        if not (watch.knows or self._told):
             self._told = True
             if self.world.rank == 0:
                 _LOG.warning(
@@ -261,7 +277,7 @@ class Reducer:
                     " gradient. Run that backward pass within model.no_sync(), or pass register(model,"
                     " optimizer=optimizer), which undoes such steps"
                 )
-        return self._discards.knows
+        return watch.knows
 
     def _decide(self, step: Step, wait: bool = False) -> None:
         """Undo the last step once all ranks are known to undo it; then exchange the gradients held so far.
@@ -276,7 +292,8 @@ class Reducer:
         self._undoes = False
         if undoes:
             self._undo()
-        step.release(self._buckets.layout)
+        if not self._due:
+            step.release(self._buckets.layout)
 
     def take(self, vote: Tensor, ticket: Ticket) -> Tensor:
         """Return a result; the first call of a step completes all exchanges, the last one ends the step.
@@ -324,7 +341,8 @@ class Reducer:
             self._verify()
         if self._undoes:
             self._decide(step)
-            return not self._undoes
+            if self._undoes:
+                return False
         if not self.begun:
             came = self._came_anywhere()
             if came is None:
@@ -465,7 +483,9 @@ class Reducer:
         formers = [former for former in formers if former.begun]
         if not formers:
             return
-        if self._buckets.succeed([former._buckets for former in formers]):
+        thrown = [former._throws() for former in formers]
+        self._thrown, self._told = any(thrown), any(former._told for former in formers)
+        if self._buckets.succeed([former._buckets for former in formers], thrown):
             self._tuner = formers[0]._tuner
         else:
             self._tune()

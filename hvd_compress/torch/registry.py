@@ -56,7 +56,7 @@ class Registry:
             UnsupportedError: If another owner is reducing gradients of these parameters.
         """
         keys = reducer.living()
-        formers = [other for other in self._all if other.transport == reducer.transport and other.living() & keys]
+        formers = [other for other in self._all if other.living() & keys]
         for other, former in self._of.items():
             if former in formers and self._in_use(other):
                 raise UnsupportedError(

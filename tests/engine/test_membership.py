@@ -8,6 +8,7 @@ from engine.ranks import Job, assert_ranks_equal, everyone, leaves_of, rank, res
 from torch import Tensor
 
 from hvd_compress.core.rank_threads import RankGoneError
+from hvd_compress.errors import DisagreementError, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("on_ranks")
 
@@ -48,7 +49,8 @@ def residual(job: Job) -> Tensor:
     pieces = []
     for p in job.model.parameters():
         _, bucket, position = job.reducer.places[id(p)]
-        pieces.append(torch.tensor(bucket.read()["residual"][bucket.spans[position]]))
+        kept = bucket.read().get("residual")
+        pieces.append(torch.zeros(p.numel()) if kept is None else torch.tensor(kept[bucket.spans[position]]))
     return torch.cat(pieces)
 
 
@@ -94,3 +96,43 @@ def test_a_rank_leaves_and_joins_an_elastic_job(monkeypatch: pytest.MonkeyPatch)
     outstanding = torch.stack(puts).sum(0) - torch.stack(kept).sum(0) - everyone(got)[0]
     torch.testing.assert_close(outstanding, lost, rtol=0, atol=1e-5)
     assert lost.abs().max() > 1e-3
+
+
+ALL = "min_size=0,vectors=on"
+
+
+@pytest.mark.matched("nodes by name")
+@pytest.mark.parametrize(
+    "spec",
+    [TOPK, f"powersgd:rank=2,min_gain=0,{ALL}", f"int8:feedback=on,{ALL}", f"randomk:ratio=0.2,{ALL}"],
+)
+def test_horovod_is_started_again_on_half_of_the_ranks(spec: str) -> None:
+    """Sums are those of the ranks that there are, and each keeps its residual."""
+    job = Job(spec).run(2)
+    restart([0, 1] if rank() < 2 else [2, 3], 1)
+    given, got = residual(job), torch.zeros_like(residual(job))
+    for step in range(2, 5):
+        mine, total = step_of(job, step)
+        given, got = given + mine, got + total
+    kept = torch.stack(everyone(given - residual(job))).sum(0)
+    torch.testing.assert_close(got, kept, rtol=1e-4, atol=1e-5)
+    assert_ranks_equal(job.weights)
+
+
+@pytest.mark.matched("nodes by name")
+@pytest.mark.parametrize("spec", ["loco", "efsignsgd:twoway=on", "topk:ratio=0.1,delay=2"])
+def test_a_state_that_is_divided_among_the_ranks_does_not_follow_to_others(spec: str) -> None:
+    job = Job(spec).run(2)
+    restart([0, 1] if rank() < 2 else [2, 3], 1)
+    with pytest.raises(UnsupportedError, match=r"is rank . of 2 now, but .* compression.save\(folder\)"):
+        job.backward(2)
+
+
+@pytest.mark.matched("nodes by name")
+def test_ranks_of_two_jobs_that_become_one_are_told_that_they_differ() -> None:
+    first = rank() < 2
+    restart([0, 1] if first else [2, 3], 1)
+    job = Job("int8").run(2)
+    restart([0, 1, 2, 3], 2)
+    with pytest.raises(DisagreementError, match="restored state"):
+        job.run(range(2, 3))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import pickle
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -19,6 +20,7 @@ from catalogue import COMPOSED, EACH_KIND
 from parallel.pytorch.ddp_training import assert_same_states, loss_of, train, weights
 from parallel.pytorch.training import EVEN, LOSSLESS, SIZE, Job, assert_ranks_equal, batch, everyone, make_model
 from torch import Tensor, nn
+from torch.distributed._composable.replicate import replicate
 from torch.distributed.distributed_c10d import PrefixStore, _get_process_group_store
 from torch.nn.parallel import DistributedDataParallel
 
@@ -486,6 +488,86 @@ def test_a_step_is_counted_once(spec: str) -> None:
     for _ in range(10):
         model(torch.ones(256, 256)).sum().backward()
     assert compression.stats().steps == 10
+
+
+@pytest.mark.parametrize("wrap", ["compile", "fabric", "replicate"])
+def test_what_wraps_a_model_is_looked_through(wrap: str) -> None:
+    class Fabric(nn.Module):
+        """As Lightning Fabric wraps what it has wrapped in DistributedDataParallel."""
+
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self._forward_module = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self._forward_module(x)  # type: ignore[no-any-return]
+
+    def run(spec: str | None) -> Tensor:
+        net = make_model()
+        model: Any = replicate(net) if wrap == "replicate" else DistributedDataParallel(net)
+        if wrap != "replicate":
+            model = torch.compile(model, backend="eager") if wrap == "compile" else Fabric(model)
+        if spec:
+            compression = Compression.parse(spec).register(model)
+        for step in range(3):
+            loss_of(model, step).backward()  # type: ignore[no-untyped-call]
+        assert not spec or compression.stats().steps == 3
+        return torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+
+    torch.testing.assert_close(run("topk:ratio=1.0"), run(None), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["none", "topk:ratio=1.0", "int8"])
+def test_a_layer_that_is_frozen_before_registering_is_trained_later(spec: str) -> None:
+    def run(spec: str | None) -> Tensor:
+        net = make_model()
+        model = DistributedDataParallel(net, find_unused_parameters=True)
+        net[0].requires_grad_(False)
+        if spec:
+            Compression.parse(spec).register(model)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for step in range(6):
+            net[0].requires_grad_(step >= 3)
+            optimizer.zero_grad()
+            loss_of(model, step).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        return weights(net)
+
+    torch.testing.assert_close(run(spec), run(None), rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("how", ["new group", "update"])
+def test_residuals_follow_a_model_to_another_process_group(how: str) -> None:
+    """Nothing of what the ranks had is lost: it was delivered, or is kept, once."""
+    net = nn.Linear(32, 10, bias=False)
+    compression = Compression.topk(ratio=0.02, min_size=0)
+    model, delivered, given = DistributedDataParallel(net), torch.zeros(10, 32), torch.zeros(10, 32)
+    compression.register(model)
+    for turn in range(3):
+        if turn and how == "update":
+            model._update_process_group(dist.new_group())  # type: ignore[no-untyped-call]
+        elif turn:
+            model = DistributedDataParallel(net, process_group=dist.new_group())
+            compression.register(model)
+        for step in range(4):
+            given += torch.autograd.grad(loss_of(net, 10 * turn + step), net.weight)[0]
+            net.zero_grad()
+            loss_of(model, 10 * turn + step).backward()  # type: ignore[no-untyped-call]
+            assert net.weight.grad is not None
+            delivered += net.weight.grad
+    (session,) = compression.state_dict()["sessions"].values()
+    (leaves,) = session["buckets"].values()
+    residual = sum(leaf.view(10, 32) for leaf in leaves.values() if torch.is_tensor(leaf) and leaf.numel() == 320)
+    kept = torch.stack(everyone(given - residual)).sum(0)
+    torch.testing.assert_close(kept, delivered * SIZE, rtol=1e-4, atol=1e-5)
+
+
+def test_a_pickled_state_of_the_hook_says_how_to_save() -> None:
+    state = Compression.topk().registered(DistributedDataParallel(make_model()))
+    again = DistributedDataParallel(make_model())
+    again.register_comm_hook(pickle.loads(pickle.dumps(state)), hook)
+    with pytest.raises(UnsupportedError, match=r"compression.save\(folder\) or FullState"):
+        loss_of(again, 0).backward()  # type: ignore[no-untyped-call]
 
 
 def test_a_rank_alone_trains_as_without_compression() -> None:
