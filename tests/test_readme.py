@@ -6,17 +6,19 @@ import re
 from pathlib import Path
 
 import hvd_compress
-from hvd_compress.spec import MEMORY, OPTIONS
+from hvd_compress.spec import MEMORY, OPTIONS, parse
+from hvd_compress.tools.bench import adamw, page
 from hvd_compress.tools.bench.catalogue import constructors
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "guide.md"
 README, GUIDE = (ROOT / "README.md").read_text(), PAGE.read_text()
+ADAMW: adamw.Rows = page.read_json(ROOT / "docs" / "adamw.json", adamw.KEYS)
 TABLE = re.compile(r"^\| `Compression\.` \|.*?(?=\n\n)", re.DOTALL | re.MULTILINE)
 
 
 def test_the_guide_lists_all_methods_and_options() -> None:
-    assert TABLE.findall(GUIDE) == [constructors()], f"run python {__file__}"
+    assert TABLE.findall(GUIDE) == [constructors(ADAMW)], f"run python {__file__}"
     for option in (*OPTIONS, *MEMORY, "feedback", "merge", "twoway"):
         assert re.search(rf"`{option}[`=]", GUIDE), option
 
@@ -31,5 +33,17 @@ def test_methods_that_are_named_can_be_made() -> None:
         hvd_compress.parse(spec)
 
 
+def test_the_readme_says_what_adamw_costs_as_it_was_measured() -> None:
+    (table,) = TABLE.findall(README)
+    rows = re.findall(r"^\| `(\w+)\((.*?)\)` \|.* \| (.*?) \|$", table, re.MULTILINE)
+    for name, params, said in rows:
+        spec = f"{name}:{params.replace('True', 'on')}" if params else name
+        (row,) = (row for row in ADAMW if row["spec"] == spec)
+        expected = "kept" if row["loss"] <= adamw.KEPT else f"{row['loss']:+.3f}"
+        if parse(spec).adds_momentum:
+            expected += f"; {adamw.CURE}: {row['loss_without_beta1']:+.3f}"
+        assert said == expected, spec
+
+
 if __name__ == "__main__":
-    PAGE.write_text(TABLE.sub(lambda _: constructors(), GUIDE))
+    PAGE.write_text(TABLE.sub(lambda _: constructors(ADAMW), GUIDE))

@@ -9,12 +9,15 @@ import pytest
 from typer.testing import CliRunner
 
 from hvd_compress.methods import REGISTRY
-from hvd_compress.tools.bench import docstrings, page
+from hvd_compress.spec import parse
+from hvd_compress.tools.bench import adamw, docstrings, page
 from hvd_compress.tools.bench.catalogue import info
 from hvd_compress.tools.bench.vnmse import default_specs, measure_all, name_of
 from hvd_compress.tools.cli import complete
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "methods.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = DOCS / "methods.md"
+ADAMW: adamw.Rows = page.read_json(DOCS / "adamw.json", adamw.KEYS)
 REMEDY = "docs/methods.md is not current: run hvd-compress docs"
 
 
@@ -22,13 +25,37 @@ REMEDY = "docs/methods.md is not current: run hvd-compress docs"
 def test_the_page_in_the_repository_is_current() -> None:
     static, heading, _ = PAGE.read_text().partition(page.MEASURED)
     assert heading, REMEDY
-    assert static.strip() == page.static().strip(), REMEDY
+    assert static.strip() == page.static(ADAMW).strip(), REMEDY
 
 
 def test_the_page_in_the_repository_has_all_measurements() -> None:
     measured = PAGE.read_text().partition(page.MEASURED)[2]
     for spec in default_specs():
         assert f"| `{spec}` | " in measured, REMEDY
+    assert measured.endswith(adamw.section(ADAMW)), REMEDY
+
+
+def test_methods_that_are_said_to_lose_with_adamw_do_and_others_hardly() -> None:
+    for row in ADAMW:
+        method, usual, without = parse(row["spec"]), row["loss"], row["loss_without_beta1"]
+        assert (usual is None) == method.needs_plain_sgd, row
+        if method.adds_momentum:
+            assert usual > 0.15, row  # more than signs without a residual, and than a low rank
+            assert without is None or without < usual / 1.8, row
+        elif usual is not None and row["ratio"] < 8:
+            assert usual <= adamw.KEPT, row
+
+
+def test_tables_of_methods_say_what_adamw_costs() -> None:
+    cells = {name: adamw.cell(ADAMW, name) for name in ("qsgd", "powersgd", "topk", "dgc", "gtopk", "terngrad")}
+    assert cells == {
+        "qsgd": "kept",
+        "powersgd": "+0.018 to +0.139; `betas=(0, b2)`: +0.108",
+        "topk": "+0.191 to +0.502; `betas=(0, b2)`: -0.014 to +0.175",
+        "dgc": "`betas=(0, b2)`: +0.184",
+        "gtopk": "`betas=(0, b2)`: not measured",
+        "terngrad": "not measured",
+    }
 
 
 class _Base:

@@ -8,6 +8,7 @@ from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY, MethodInfo, methods
 from hvd_compress.methods.base import Method, written
 from hvd_compress.spec import known_by, nearest, parse
+from hvd_compress.tools.bench import adamw
 from hvd_compress.tools.bench.docstrings import read
 from hvd_compress.tools.bench.inputs import RMS
 from hvd_compress.tools.bench.traffic import SIDE, SIZES, cost, keeps_zeros
@@ -29,8 +30,9 @@ float32 matrix of {side} x {side} normal numbers with a root mean square of {rms
 hyper-parameters, and rings for allreduce and allgather. Uncompressed it is 32, 56 and 63 bits. *Constant* tells
 whether that stays about the same with more ranks. *Zeros* tells whether a coordinate that is zero on all ranks, such as
 one of a padding row or of an absent token, stays so up to rounding; if not, it moves too, with `signsgd` and `signum`
-as far as all others. *State* is what a rank keeps between steps, in bytes for each coordinate, the
-residual included."""
+as far as all others. *AdamW* is the loss that the method adds to a training with AdamW, in nats per byte, and to one
+whose optimizer has `betas=(0, b2)` ([measured](#with-adamw)). *State* is what a rank keeps between steps, in bytes for
+each coordinate, the residual included."""
 
 _ADVICE = """\
 ### Which to take
@@ -40,17 +42,22 @@ with the better of these two, and by the time to an accuracy (Han et al., 2024, 
 the Utility of Gradient Compression, 2022, found that few methods beat a well-tuned baseline on fast networks). Which is
 better depends: Gloo sums float16 in software, so that `none` may be faster on processors.
 
+* **With AdamW**, 8 and 4 bits keep the loss: `int8`, `block8`, `fp8`, `loco`, `thc`, `qsgd`. A low rank costs some.
+  Sparse and one-bit methods with error feedback lose much, unless the optimizer has `betas=(0, b2)`, as the residual
+  is the momentum ([measured](#with-adamw)). What follows on them is for SGD, or for that optimizer.
 * **No loss wanted**: `fp16` or `bf16`; `homomorphic` where gradients are mostly zero.
 * **4 times less, the next step after 16 bits**: `block8`, which is more precise (at 8 bits, `int8` and `qsgd` have two
   to four times its error, as their blocks are larger), or `fp8`, which keeps the relative precision of small
   coordinates. Both take 8 bits each way with any number of ranks.
 * **4 to 8 times less**: `int8` and `thc` are unbiased or nearly so, need no tuning and go by allreduce; `qsgd` is more
   precise with few ranks; `loco` and `twoway=on` keep 4-bit traffic at 4 bits each way with many.
-* **20 times less and more, few ranks**: `topk`, or `dgc` with its momentum; tune the learning rate and use `warmup`.
-  They go by allgather, so with many ranks their traffic grows until it exceeds that of `fp16`.
-* **20 times less and more, many ranks**: `powersgd` and `acpsgd` for matrices that are large on both sides, `topkc`
-  where neighbours are alike, `scalecom` where ranks agree on what is large. All go by allreduce.
-* **A very slow network**: `efsignsgd:twoway=on` or `onebit:twoway=on`, one bit each way.
+* **20 times less and more, few ranks**: `topk`, or `dgc` with its momentum; tune the learning rate and use `warmup`;
+  with AdamW, `betas=(0, b2)`. They go by allgather, so with many ranks their traffic grows until it exceeds that of
+  `fp16`.
+* **20 times less and more, many ranks**: `powersgd` and `acpsgd` for matrices that are large on both sides. With SGD,
+  or AdamW with `betas=(0, b2)`, also `topkc` where neighbours are alike, and `scalecom` where ranks agree on what is
+  large. All go by allreduce.
+* **A very slow network**: `efsignsgd:twoway=on` or `onebit:twoway=on`, one bit each way; with AdamW, `betas=(0, b2)`.
 * **Baselines, not recommendations**: `randomk` and `blockk` are the cheapest to compute and need many more steps;
   without feedback they fail. `threshold` must be tuned by hand (`sidco` does it by itself), `gtopk` here costs the
   traffic of `topk`, and `signsgd` and `signum` need a learning rate of their own."""
@@ -115,12 +122,13 @@ def families() -> list[type[Method]]:
     return list(found)
 
 
-def catalogue() -> str:
+def catalogue(with_adamw: adamw.Rows = ()) -> str:
+    """Return the part of the page that describes the methods; its table has what `adamw.json` says."""
     shared = [f"### {cls.__name__}\n\n{read(cls).text}" for cls in families()]
     zeros = [f"{name}: of one with {1 - cls.nonzero:.0%} zeros" for name, cls in REGISTRY.items() if cls.nonzero < 1]
     parts = [
         _HEAD.format(side=SIDE, rms=RMS, zeros=", ".join(zeros)),
-        _overview(),
+        _overview(with_adamw),
         _ADVICE,
         *map(section, REGISTRY),
         "## What methods share",
@@ -140,24 +148,26 @@ def _linked(text: str) -> str:
     return text
 
 
-def _overview() -> str:
-    rows = [("Name", "Travels by", "Rounds", "Constant", "Unbiased", "Zeros", "State", "Bits", "Paper")]
+def _overview(with_adamw: adamw.Rows) -> str:
+    rows = [("Name", "Travels by", "Rounds", "Constant", "Unbiased", "Zeros", "AdamW", "State", "Bits", "Paper")]
     for line in methods():
         rounds, allreduce, state, bits = numbers(line.name)
         name = f"[`{line.name}`](#{line.name})"
         zeros = "stay" if keeps_zeros(line.name) else "move"
-        rows.append((name, line.collective, rounds, allreduce, line.unbiased, zeros, state, bits, short(line.paper)))
-    return markdown(rows, "llrlllrrl")
+        facts = line.collective, rounds, allreduce, line.unbiased, zeros, adamw.cell(with_adamw, line.name)
+        rows.append((name, *facts, state, bits, short(line.paper)))
+    return markdown(rows, "llrllllrrl")
 
 
-def constructors() -> str:
-    """Return the table of the README: how each method is called, how it travels, and what it does."""
-    rows = [("`Compression.`", "travels by", "what it does")]
+def constructors(with_adamw: adamw.Rows) -> str:
+    """Return the table of the guide: how each method is called, travels and bears AdamW, and what it does."""
+    rows = [("`Compression.`", "travels by", "what it does", "loss with AdamW")]
     for name, cls in REGISTRY.items():
         does = summary(name).replace("|", "\\|")
         does += "; the optimizer must have no momentum" * parse(name).needs_plain_sgd
-        rows.append((f"`{name}`" if cls.linear else f"`{name}({known_by(name)})`", cls.collective, does))
-    return markdown(rows, "lll")
+        call = f"`{name}`" if cls.linear else f"`{name}({known_by(name)})`"
+        rows.append((call, cls.collective, does, adamw.cell(with_adamw, name)))
+    return markdown(rows, "llll")
 
 
 def summary(name: str) -> str:

@@ -10,7 +10,7 @@ import typer
 from rich.markdown import Markdown
 
 from hvd_compress.methods import methods
-from hvd_compress.tools.bench import page, tables
+from hvd_compress.tools.bench import adamw, page, tables
 from hvd_compress.tools.bench.catalogue import info, section
 from hvd_compress.tools.bench.inputs import INPUTS
 from hvd_compress.tools.bench.traffic import cost
@@ -83,15 +83,22 @@ def docs(
         typer.Option("--vnmse", metavar="FILE", help="Results of `vnmse --json`; without them, measure now."),
     ] = None,
 ) -> None:
-    """Write docs/methods.md; accuracies come from accuracy.json beside it, if it is there."""
+    """Write docs/methods.md; accuracies come from accuracy.json and adamw.json beside it, if they are there."""
     with refusals():
         if results:
             measured = page.read_json(results, ("ranks", "steps", "sizes", "results"))
         else:
             measured = _measured(default_specs(), list(INPUTS))
-        found = output.parent / "accuracy.json"
-        accuracy = page.read_json(found, page.ACCURACY) if found.exists() else []
-        output.write_text(page.page(measured, _command_of(measured, None), accuracy))
+        accuracy = _beside(output, "accuracy.json", page.ACCURACY)
+        with_adamw = _beside(output, "adamw.json", adamw.KEYS)
+        output.write_text(page.page(measured, _command_of(measured, None), accuracy, with_adamw))
+
+
+def _beside(output: Path, name: str, keys: Sequence[str]) -> list[dict[str, Any]]:
+    """Read results beside the page, if they are there."""
+    found = output.parent / name
+    results: list[dict[str, Any]] = page.read_json(found, keys) if found.exists() else []
+    return results
 
 
 def _measured(specs: Sequence[str], inputs: Sequence[str], **settings: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.lowrank import LowRank
+from hvd_compress.tools.bench import adamw
 from hvd_compress.tools.bench.catalogue import catalogue
 from hvd_compress.tools.bench.vnmse import BUDGETS, bare, name_of
 from hvd_compress.tools.tables import markdown
@@ -21,17 +22,25 @@ MEASURED = "## Error of one exchange"
 ACCURACY = ("framework", "spec", "accuracy", "baseline", "bytes_per_step", "tolerance", "note")
 
 
-def page(measured: Mapping[str, Any], command: str, accuracy: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Return the page of what a command has ``measured``, and of the accuracies of ``accuracy.json``."""
-    parts = [static(), vnmse_section(measured, command), claims_section()]
+def page(
+    measured: Mapping[str, Any],
+    command: str,
+    accuracy: Sequence[Mapping[str, Any]] = (),
+    with_adamw: adamw.Rows = (),
+) -> str:
+    """Return the page of what a command has ``measured``, and of ``accuracy.json`` and ``adamw.json``."""
+    parts = [static(with_adamw), vnmse_section(measured, command), claims_section()]
     if accuracy:
         parts.append(accuracy_section(accuracy))
+    if with_adamw:
+        parts.append(adamw.section(with_adamw))
     return "\n".join(parts)
 
 
-def static() -> str:
-    """Return all of the page but the measured numbers."""
-    return f"# The methods and their errors\n\nWritten by `hvd-compress docs`; do not edit.\n\n{catalogue()}"
+def static(with_adamw: adamw.Rows = ()) -> str:
+    """Return the description of the methods, the part before `MEASURED`."""
+    head = "# The methods and their errors\n\nWritten by `hvd-compress docs`; do not edit."
+    return f"{head}\n\n{catalogue(with_adamw)}"
 
 
 def rows(measured: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
