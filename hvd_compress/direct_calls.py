@@ -1,4 +1,4 @@
-"""Direct calls of ``hvd.allreduce``, whose states belong to names: warn of what loses them, and bound their number."""
+"""Direct calls, as of ``hvd.allreduce``: warn of what loses the states of their names, and bound their number."""
 
 from __future__ import annotations
 
@@ -20,9 +20,14 @@ _NEW: dict[Hashable, int] = {}
 
 
 class Names:
-    """Keys of the direct calls of a compressor, those that were used last at the end."""
+    """Keys of the direct calls of a compressor, those that were used last at the end.
 
-    def __init__(self) -> None:
+    Args:
+        function: The function that is called, for messages.
+    """
+
+    def __init__(self, function: str = "hvd.allreduce") -> None:
+        self._function = function
         self._keys: dict[Hashable, None] = {}
 
     def use(self, key: Hashable, rank: int) -> Hashable | None:
@@ -39,8 +44,9 @@ class Names:
         self._keys[key] = None
         if new and len(self._keys) == MANY and rank == 0:
             _LOG.warning(
-                "direct calls of hvd.allreduce have used %d names or shapes so far, and a residual is kept for each, at"
+                "direct calls of %s have used %d names or shapes so far, and a residual is kept for each, at"
                 " most for the last %d: use one name per tensor, without the number of the step in it",
+                self._function,
                 MANY,
                 MOST,
             )

@@ -18,17 +18,18 @@ from hvd_compress.api import Catalogue
 from hvd_compress.bucketing import Gradient, Merge
 from hvd_compress.checkpoint import agreement
 from hvd_compress.core.collectives import AllReduce, World
+from hvd_compress.distributed.direct import Call
 from hvd_compress.distributed.transport import GroupTransport, Pending
 from hvd_compress.distributed.votes import GroupVotes, wishes
 from hvd_compress.errors import SpecError, StateError, UnsupportedError
 from hvd_compress.spec import to_spec
 from hvd_compress.torch.buckets import Member, facts_of
+from hvd_compress.torch.call_registry import CallRegistry
 from hvd_compress.torch.compressor import ReducingCompressor, Session, parse
 from hvd_compress.torch.handshake import Handshake, place_of
 from hvd_compress.torch.optimizers import Optimizers, as_list, first_beta, momentum
 from hvd_compress.torch.passthrough import Passthrough
 from hvd_compress.torch.reducer import Reducer, Ticket
-from hvd_compress.torch.registry import Registry
 from hvd_compress.torch.waiting import StepLock
 from hvd_compress.wrappers.router import Router
 
@@ -152,7 +153,8 @@ class DistributedCompressor(ReducingCompressor):
     """
 
     def __init__(self, method: Router, merge: Merge) -> None:
-        super().__init__(method, merge, Registry(lambda model: False, _CURE), _CURE)
+        self._reducers = CallRegistry(lambda model: False, _CURE, "compression.all_reduce")
+        super().__init__(method, merge, self._reducers, _CURE)
         self._passthrough = Passthrough(method.core, self._meter)
         self._models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
         self._sharded: weakref.WeakValueDictionary[str, ShardedReducer] = weakref.WeakValueDictionary()
@@ -205,6 +207,65 @@ class DistributedCompressor(ReducingCompressor):
         else:
             self._register_sharded(found, op, replicas, optimizer)
         return self
+
+    def all_reduce(
+        self, tensors: Tensor | Sequence[Tensor], name: str, op: str = "sum", group: dist.ProcessGroup | None = None
+    ) -> None:
+        """Reduce a tensor, or several at once, in place: for programs that reduce their gradients themselves.
+
+        It takes the place of ``torch.distributed.all_reduce(tensor)``. Call it on all ranks of the group, in the same
+        order. Pass all gradients of a model in one call: they share buckets, and travel together.
+
+        Args:
+            tensors: The tensor, or several.
+            name: Name of the call, the same on all ranks and in all steps. What is not sent is kept by it, and by
+                the shapes and dtypes of the tensors.
+            op: ``"sum"`` over the ranks, as ``torch.distributed.all_reduce``, or ``"mean"``.
+            group: The ranks; None for all.
+
+        Raises:
+            DisagreementError: If the ranks differ in name, tensors or settings.
+            GradientError: If a tensor's dtype cannot be compressed.
+            SpecError: If ``op`` is something else.
+            UnsupportedError: If a tensor requires a gradient, or is sparse.
+        """
+        check_op(op)
+        call = Call.of(tensors, name, op, group or self._everyone())
+        with self._lock, torch.no_grad():
+            if self.method.linear:
+                self._sum_each(call)
+                return
+            reducer = self._reducers.of_call(call.key) or self._begin_call(call)
+            if reducer.waiting:  # of a call that an error has broken off
+                reducer.abort()
+            taken = [reducer.add(number, tensor) for number, tensor in enumerate(call.tensors)]
+            for vote, ticket in taken:
+                reducer.take(vote, ticket)
+
+    def _sum_each(self, call: Call) -> None:
+        """Reduce the tensors of a call by a linear method, whose one payload is a sum."""
+        transport, started = call.transport, []
+        self._meter.steps += 1
+        for tensor in call.tensors:
+            array, drive = self._passthrough.compress(tensor)
+            started.append((tensor, drive, transport.start(AllReduce(array, donate=True), "")))
+        for tensor, drive, handle in started:
+            total = self._passthrough.decompress(handle.result(), drive)
+            tensor.copy_(total if call.op == "sum" else total * call.factor)
+
+    def _begin_call(self, call: Call) -> Reducer:
+        transport, factor = call.transport, call.factor
+        reducer = Reducer(
+            self._common,
+            [Member(number, name, tensor) for number, (name, tensor) in enumerate(call.named)],
+            transport,
+            lambda world, asking, undoing: GroupVotes(transport, factor, asking, undoing, self._meter.count),
+            call.label,
+            replaces=True,
+            complete=True,
+        )
+        self._reducers.begin_call(call.key, reducer)
+        return self._restored(reducer)
 
     def _known(self, model: nn.Module, optimizer: Optimizers | None) -> list[Any]:
         """Return the optimizers of a model, after checking that the method supports them."""

@@ -18,11 +18,11 @@ from hvd_compress.core.collectives import World
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.torch.backward import at_end_of_backward
 from hvd_compress.torch.buckets import Member, facts_of
+from hvd_compress.torch.call_registry import CallRegistry
 from hvd_compress.torch.compressor import ReducingCompressor
 from hvd_compress.torch.handshake import PATIENCE, Handshake, place_of
 from hvd_compress.torch.horovod import caller
 from hvd_compress.torch.horovod.carriers import CarrierPool, Carriers
-from hvd_compress.torch.horovod.registry import CallRegistry
 from hvd_compress.torch.horovod.transport import HorovodTransport
 from hvd_compress.torch.optimizers import first_beta, momentum
 from hvd_compress.torch.passthrough import Passthrough
@@ -44,7 +44,7 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
     """
 
     def __init__(self, method: Router, merge: Merge) -> None:
-        self._reducers = CallRegistry()
+        self._reducers = CallRegistry(caller.has_begun, caller.CURE, "hvd.allreduce")
         super().__init__(method, merge, self._reducers, caller.CURE)
         self._passthrough = Passthrough(method.core, self._meter)
         self._agreed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()

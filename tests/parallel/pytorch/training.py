@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hvd_compress.torch import Compression, TorchCompressor
+from hvd_compress.torch.compressor import ReducingCompressor
 
 SIZE = int(os.environ.get("HOROVOD_SIZE") or os.environ["OMPI_COMM_WORLD_SIZE"])
 NODES = SIZE // int(os.environ.get("HOROVOD_LOCAL_SIZE") or os.environ["OMPI_COMM_WORLD_LOCAL_SIZE"])
@@ -99,7 +100,7 @@ def assert_ranks_equal(tensor: Tensor, process_set: Any = hvd.global_process_set
         assert torch.equal(other, tensor)
 
 
-def leaves_of(compression: TorchCompressor) -> dict[str, Tensor]:
+def leaves_of(compression: ReducingCompressor) -> dict[str, Tensor]:
     """The state of a compressor as flat leaves; empty for methods without any."""
     sessions = compression.state_dict()["sessions"].items()
     slots = [(f"{label}.{key}", leaves) for label, session in sessions for key, leaves in session["buckets"].items()]

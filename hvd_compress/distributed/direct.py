@@ -1,0 +1,79 @@
+"""Direct calls: tensors that a program reduces itself."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hvd_compress.distributed.transport import GroupTransport
+from hvd_compress.errors import UnsupportedError
+
+
+class Call(NamedTuple):
+    """Call of ``compression.all_reduce``.
+
+    Attributes:
+        name: The ``name`` argument.
+        tensors: All tensors of the call.
+        op: ``"sum"`` or ``"mean"``.
+        group: The ranks.
+    """
+
+    name: str
+    tensors: Sequence[Tensor]
+    op: str
+    group: dist.ProcessGroup
+
+    @classmethod
+    def of(cls, tensors: Tensor | Sequence[Tensor], name: str, op: str, group: dist.ProcessGroup) -> Call:
+        """Return a call, after checking its tensors.
+
+        Raises:
+            UnsupportedError: If a tensor requires a gradient, or is sparse.
+        """
+        call = cls(name, [tensors] if isinstance(tensors, Tensor) else list(tensors), op, group)
+        for tensor in call.tensors:
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise UnsupportedError(
+                    f"all_reduce(name={name!r}) was given a tensor that requires a gradient, but a compressed sum has"
+                    " none: pass tensor.detach(), or call it under torch.no_grad()"
+                )
+            if tensor.is_sparse:
+                raise UnsupportedError(
+                    f"all_reduce(name={name!r}) was given a sparse tensor: reduce it by torch.distributed.all_reduce"
+                )
+        return call
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Key of the state that calls share."""
+        shapes = tuple((tuple(t.shape), str(t.dtype), str(t.device)) for t in self.tensors)
+        everyone = self.group is dist.group.WORLD
+        ranks = () if everyone else tuple(dist.get_process_group_ranks(self.group))
+        return self.name, shapes, self.op, ranks
+
+    @property
+    def label(self) -> str:
+        """Short name of the key, the same on all ranks, and in a job with more of them."""
+        return f"call.{zlib.crc32(repr(self.key).encode()):08x}"
+
+    @property
+    def named(self) -> list[tuple[str, Tensor]]:
+        """The tensors with their names."""
+        alone = len(self.tensors) == 1
+        return [(self.name if alone else f"{self.name}.{i}", tensor) for i, tensor in enumerate(self.tensors)]
+
+    @property
+    def transport(self) -> GroupTransport:
+        """Transport between the ranks."""
+        return GroupTransport.of(self.group)
+
+    @property
+    def factor(self) -> float:
+        """Factor of the sum over the ranks."""
+        return 1.0 if self.op == "sum" else 1.0 / self.group.size()
