@@ -3,6 +3,7 @@
 # No postponed annotations: DistributedDataParallel compares those of a hook.
 
 import logging
+import os
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
@@ -169,6 +170,8 @@ class DistributedCompressor(ReducingCompressor):
     ) -> Self:
         """Compress the gradients of a model from its next backward pass on.
 
+        In a job with one process, where Lightning and Accelerate wrap no model, there is nothing to do for a bare one.
+
         Args:
             model: The model, before its first backward pass: a ``DistributedDataParallel``, or a module that
                 ``fully_shard`` (FSDP2) has sharded over a mesh with one dimension. Its process groups are used. It may
@@ -204,6 +207,12 @@ class DistributedCompressor(ReducingCompressor):
                     "this model has a communication hook already, and PyTorch cannot replace it: wrap the module in a"
                     " new DistributedDataParallel to register another compression"
                 ) from error
+        elif alone() and not (_is_sharded(found) or self.method.needs_plain_sgd):
+            check_op(op)
+            _LOG.warning(
+                "%s is the model of a job with one process, which exchanges no gradients: nothing is compressed",
+                type(found).__name__,
+            )
         else:
             self._register_sharded(found, op, replicas, optimizer)
         return self
@@ -289,7 +298,7 @@ class DistributedCompressor(ReducingCompressor):
         optimizer: Optimizers | None,
     ) -> None:
         check_op(op)
-        if not hasattr(model, "set_custom_reduce_scatter"):
+        if not _is_sharded(model):
             raise UnsupportedError(
                 f"register({type(model).__name__}) is not supported: wrap the model in"
                 " torch.nn.parallel.DistributedDataParallel first, or shard it by torch.distributed.fsdp.fully_shard"
@@ -483,7 +492,7 @@ class DistributedCompressor(ReducingCompressor):
         return groups.pop() if len(groups) == 1 and all(one.begun for one in sharded) else self._everyone()
 
     def _world(self) -> World:
-        return GroupTransport.of(self._everyone()).world
+        return GroupTransport.of(self._everyone()).world if dist.is_initialized() or not alone() else World(0, 1)
 
     @staticmethod
     def _everyone() -> dist.ProcessGroup:
@@ -506,6 +515,16 @@ def _unwrapped(model: nn.Module) -> nn.Module:
             state.lazy_init()
         found = state._ddp
     return found  # type: ignore[no-any-return]
+
+
+def alone() -> bool:
+    """Return whether this process is the only one of its job, with or without a process group."""
+    return (dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", 1))) == 1
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    """Return whether ``fully_shard`` has sharded a model."""
+    return hasattr(model, "set_custom_reduce_scatter")
 
 
 def check_op(op: str) -> None:

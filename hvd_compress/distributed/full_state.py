@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from hvd_compress.checkpoint.saves import flaw, needed
-from hvd_compress.distributed.compression import DistributedCompressor
+from hvd_compress.distributed.compression import DistributedCompressor, alone
 from hvd_compress.distributed.meeting import meet
 from hvd_compress.errors import StateError
 from hvd_compress.torch.compressor import parse
@@ -43,7 +43,10 @@ class FullState:
         Raises:
             StateError: If another rank does not call it within the time limit of the process group.
         """
-        mine, group = self._compression.state_dict(), self._compression.group()
+        mine = self._compression.state_dict()
+        if alone():
+            return {"ranks": (mine,)}
+        group = self._compression.group()
         meet(group, "FullState(compression).state_dict()")
         states: list[Any] = [None] * group.size()
         dist.all_gather_object(states, mine, group)
