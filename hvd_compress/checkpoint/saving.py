@@ -13,6 +13,9 @@ from hvd_compress.core.collectives import World
 class Saving:
     """Mixin for compressors that save their state to files, one per rank."""
 
+    _last: state_files.Written | None = None
+    """The last save."""
+
     def save(self, folder: str | os.PathLike[str], step: int | None = None) -> Path:
         """Save the state of this rank to a file in a folder that all ranks share.
 
@@ -29,7 +32,12 @@ class Saving:
         Raises:
             StateError: If another compressor saves to the folder, too.
         """
-        return state_files.save(folder, self._saved()._replace(step=step))
+        saved = self._saved()._replace(step=step)
+        if self._last is not None:
+            self._last.warn_of_missing(saved)
+        path = state_files.save(folder, saved)
+        self._last = state_files.Written.of(path, saved)
+        return path
 
     def load(self, folder: str | os.PathLike[str], step: int | None = None) -> None:
         """Load the newest complete save in a folder, before or after the first step.

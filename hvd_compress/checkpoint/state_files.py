@@ -14,7 +14,7 @@ import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -80,6 +80,42 @@ def read(path: Path, whole: bool = True) -> Saved:
             f"{path} is damaged, or was not written by compression.save ({error}): remove the files of this save on all"
             " ranks to resume from an older one"
         ) from error
+
+
+class Written(NamedTuple):
+    """A file that this rank has written.
+
+    Attributes:
+        path: The file.
+        saved: Its state, without the arrays.
+    """
+
+    path: Path
+    saved: Saved
+
+    @classmethod
+    def of(cls, path: Path, saved: Saved) -> Written:
+        """Return a file that has been written."""
+        sessions = {name: session._replace(buckets={}) for name, session in saved.sessions.items()}
+        return cls(path, saved._replace(sessions=sessions, carried=()))
+
+    def warn_of_missing(self, now: Saved) -> None:
+        """Warn if ranks that have trained on with this one, so come past this save, have no file beside it.
+
+        Args:
+            now: The state to save next.
+        """
+        if not (follows(now, self.saved) and self.path.exists()):
+            return
+        here = {file.rank for file in files_in(self.path.parent) if file.size == now.size}
+        members = {rank for session in self.saved.sessions.values() for rank in session.members}
+        if missing := sorted(members - here):
+            _LOG.warning(
+                "the ranks %s have not saved to %s, so it cannot be loaded: call compression.save on all ranks, after"
+                " the same step, and not inside 'if rank == 0:', with a folder that all of them share",
+                missing,
+                self.path.parent,
+            )
 
 
 def save(folder: str | os.PathLike[str], saved: Saved) -> Path:

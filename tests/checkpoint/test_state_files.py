@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_compress.checkpoint import state_files
+from hvd_compress.checkpoint.saving import Saving
 from hvd_compress.checkpoint.state_dict import Loaded, Saved, SavedSession
 from hvd_compress.core.collectives import World
 from hvd_compress.errors import StateError
@@ -137,6 +139,39 @@ def test_an_incomplete_save_never_replaces_a_complete_one(tmp_path: Path, caplog
         state_files.save(tmp_path, saved(0, steps=steps))
     assert loaded(tmp_path, 1) == [(1, 1, 7)]
     assert "save 3 in" in caplog.text and "all ranks must save at the same steps, into one shared folder" in caplog.text
+
+
+class Job(Saving):
+    """What saves on a rank: its state is that of a step."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.steps = rank, 5
+
+    def _saved(self) -> Saved:
+        return saved(self.rank, 3, self.steps)._replace(
+            sessions={"m": SavedSession(self.rank, 2, self.steps, {}, job=7, process_set=[0, 1])}
+        )
+
+
+def test_a_rank_that_saves_alone_is_told_at_its_next_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Rank 2 does not train, and the others may come later, but not after a step that they have made together."""
+    first, second = Job(0), Job(1)
+    for name in ("a", "b"):
+        first.save(tmp_path / name)
+        first.save(tmp_path / "best")
+        for folder in (name, "best"):
+            second.save(tmp_path / folder)
+        first.steps = second.steps = first.steps + 3
+    first.save(tmp_path / "alone")
+    assert not caplog.messages
+    first.steps += 3
+    first.save(tmp_path / "later")
+    (told,) = caplog.messages
+    assert f"the ranks [1] have not saved to {tmp_path / 'alone'}" in told and "not inside 'if rank == 0:'" in told
+    shutil.rmtree(tmp_path / "later")
+    first.steps += 3
+    first.save(tmp_path / "last")
+    assert len(caplog.messages) == 1
 
 
 def test_saving_twice_is_saving_once(tmp_path: Path) -> None:
