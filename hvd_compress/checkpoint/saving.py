@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -9,12 +10,16 @@ from hvd_compress.checkpoint import state_files
 from hvd_compress.checkpoint.state_dict import Saved
 from hvd_compress.core.collectives import World
 
+_LOG = logging.getLogger("hvd_compress")
+
 
 class Saving:
     """Mixin for compressors that save their state to files, one per rank."""
 
     _last: state_files.Written | None = None
     """The last save."""
+    _told = False
+    """Whether ranks that do not save were told of."""
 
     def save(self, folder: str | os.PathLike[str], step: int | None = None) -> Path:
         """Save the state of this rank to a file in a folder that all ranks share.
@@ -33,8 +38,15 @@ class Saving:
             StateError: If another compressor saves to the folder, too.
         """
         saved = self._saved()._replace(step=step)
-        if self._last is not None:
-            self._last.warn_of_missing(saved)
+        if self._last is not None and not self._told and (missing := self._last.missing(saved)):
+            self._told = True
+            _LOG.warning(
+                "the ranks %s have not saved to %s, and it cannot be loaded without their files: call compression.save"
+                " on all ranks, after the same step, and not inside 'if rank == 0:'; if each host has a disk of its"
+                " own, copy the files of all hosts into each folder before you load it",
+                missing,
+                self._last.path.parent,
+            )
         path = state_files.save(folder, saved)
         self._last = state_files.Written.of(path, saved)
         return path

@@ -99,23 +99,17 @@ class Written(NamedTuple):
         sessions = {name: session._replace(buckets={}) for name, session in saved.sessions.items()}
         return cls(path, saved._replace(sessions=sessions, carried=()))
 
-    def warn_of_missing(self, now: Saved) -> None:
-        """Warn if ranks that have trained on with this one, so come past this save, have no file beside it.
+    def missing(self, now: Saved) -> list[int]:
+        """Return the ranks that have trained on with this one, so come past this save, and have no file beside it.
 
         Args:
             now: The state to save next.
         """
         if not (follows(now, self.saved) and self.path.exists()):
-            return
+            return []
         here = {file.rank for file in files_in(self.path.parent) if file.size == now.size}
         members = {rank for session in self.saved.sessions.values() for rank in session.members}
-        if missing := sorted(members - here):
-            _LOG.warning(
-                "the ranks %s have not saved to %s, so it cannot be loaded: call compression.save on all ranks, after"
-                " the same step, and not inside 'if rank == 0:', with a folder that all of them share",
-                missing,
-                self.path.parent,
-            )
+        return sorted(members - here)
 
 
 def save(folder: str | os.PathLike[str], saved: Saved) -> Path:
