@@ -34,6 +34,15 @@ def of_ddp() -> dict[str, object]:
     return {"model": model, "compression": compression, "optimizer": optimizer}
 
 
+def of_gan() -> dict[str, object]:
+    """Return the names of a GAN with DistributedDataParallel."""
+    nets = [torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64)) for _ in range(2)]
+    found: dict[str, object] = {"compression": hvd_compress.distributed.Compression.topk(ratio=0.1)}
+    for name, net in zip(("generator", "discriminator"), nets, strict=True):
+        found |= {name: net, f"{name}_optimizer": torch.optim.Adam(net.parameters(), betas=(0.0, 0.999))}
+    return {**found, "generator_loss": nets[1](nets[0](torch.ones(4, 64))).mean()}
+
+
 def main(folder: str) -> None:
     """Give each block the names of a training, and those that earlier blocks of its document have defined."""
     hvd.init()
@@ -48,6 +57,7 @@ def main(folder: str) -> None:
     )
     scaler = torch.amp.GradScaler("cpu")
     names = {"Compression": Compression, "compression": compression, "model": model, "optimizer": optimizer}
+    names["checkpoint"] = "checkpoints/step-1000"
     scopes: dict[Path, dict[str, object]] = {}
     for block in blocks("python"):
         if starts_a_job(block):
@@ -63,6 +73,8 @@ def main(folder: str) -> None:
         scope["loss"] = loss
         if "hvd_compress.distributed" in block.text:
             scope = {**scope, **of_ddp()}
+        if "discriminator" in block.text:
+            scope = {**scope, **of_gan()}
         exec(compile(expecting(block.text), str(block), "exec"), scope)
         hvd.allreduce(torch.zeros(1), name=str(block))  # wait until all ranks have saved
         print(f"{block} ran on rank {hvd.rank()}", flush=True)
