@@ -21,7 +21,7 @@ class SignState(NamedTuple):
     """State of the voting methods.
 
     Attributes:
-        step: Number of exchanges so far; part of the random seed that breaks ties.
+        step: Number of exchanges so far; part of the random seed that breaks ties and draws the sign of zeros.
         momentum: Running mean of this rank's gradients, for Signum; shape ``(bucket.numel,)``.
     """
 
@@ -42,12 +42,13 @@ class SignSGD(Method):
     residual: outvoted signs are lost, which makes the method robust against faulty ranks.
 
     Two-way, the rank that serves a shard counts its votes and sends the majority back: 1 bit each way, as in the paper.
-    One-way, each rank counts all votes, which costs one bit per rank. The sign of 0 is 1, as in the authors' code. Ties
-    are broken at random, equally on all ranks, since a fixed rule would bias the weights.
+    One-way, each rank counts all votes, which costs one bit per rank. Ties are broken at random, equally on all ranks,
+    and so is the sign of 0 drawn by each rank in each step (in the authors' code it is 1): a fixed rule would bias the
+    weights, and move those for ever whose gradient is zero on all ranks.
 
     Args:
         twoway: If off, all ranks receive all votes by allgather.
-        seed: Random seed of the tie-breaks.
+        seed: Random seed of the tie-breaks, and of the signs of zeros.
     """
 
     name = "signsgd"
@@ -73,15 +74,15 @@ class SignSGD(Method):
     def exchange(
         self, ops: Ops, bucket: Bucket, x: Array, state: SignState, world: World, keep: bool = False
     ) -> Exchanging:
+        seed = ops.seed(self.seed, bucket.seed, state.step, world.rank)
         if self.twoway:
-            seed = ops.seed(self.seed, bucket.seed, state.step, world.rank)
-            votes, _ = ops.quantise_parts(x, world.size, VOTES)
+            votes, _ = ops.quantise_parts(x, world.size, VOTES, seed)
             vote = yield from two_step(
                 ops, bucket, votes, world, VOTES, lambda count: ops.quantise(ops.majority(count, seed, 1), VOTES)[0]
             )
             total = ops.scale(dense(ops, vote), world.size)
         else:
-            votes = yield AllGather(ops.quantise(x, VOTES)[0])
+            votes = yield AllGather(ops.quantise(x, VOTES, seed)[0])
             count = ops.dequantise(votes, VOTES, bucket.numel, bucket.dtype)
             total = ops.majority(count, ops.seed(self.seed, bucket.seed, state.step), world.size)
         return Exchange(total, SignState(state.step + 1, state.momentum))
@@ -101,7 +102,7 @@ class Signum(SignSGD):
     Args:
         beta: Decay b of the running mean, in [0, 1).
         twoway: If off, all ranks receive all votes by allgather.
-        seed: Random seed of the tie-breaks.
+        seed: Random seed of the tie-breaks, and of the signs of zeros.
     """
 
     name = "signum"

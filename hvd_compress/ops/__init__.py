@@ -205,7 +205,7 @@ class Ops(Protocol):
         Args:
             x: Shape ``(n,)``; may be overwritten if ``keep`` is set.
             code: The code.
-            seed: Seed of the dither.
+            seed: Seed of the dither, or of the sign of zeros.
             keep: Return the error too.
 
         Returns:

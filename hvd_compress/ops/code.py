@@ -39,8 +39,9 @@ class Code(NamedTuple):
             - ``"max"``, ``"l2"``, ``"clipped"``: multiples of ``scale / L``, ``L = 2^(bits-1) - 1``. The scale of a
               block is its largest magnitude, its L2 norm, or the largest magnitude after clipping to ``clip`` times its
               root mean square.
-            - ``"mean"``, ``"means"``, ``"one"``: the sign (1 for 0), times the mean magnitude of the block, the mean
-              magnitude of the coordinates with that sign, or 1.
+            - ``"mean"``, ``"means"``: the sign (1 for 0), times the mean magnitude of the block, or of the coordinates
+              with that sign.
+            - ``"one"``: the sign. All zeros have the same one, drawn by the seed.
             - ``"powers"``: powers of two; 7 bits hold the exponent relative to the largest one.
             - ``"bfloat16"``: the nearest bfloat16.
             - ``"e4m3"``, ``"e5m2"``: 8-bit floats, times ``scale / LARGEST``. The scale of a block is its largest

@@ -68,9 +68,9 @@ def _decode_levels(ops: Ops, data: Array, code: Code, n: int, dtype: str) -> Arr
 
 def _encode_signs(ops: Ops, x: Array, code: Code, seed: Any) -> Array:
     blocks, dtype = Blocks.of(int(x.shape[0]), code.block), ops.dtype(x)
-    bits = ops.pack(ops.cast(x >= 0, "uint8"), 1)
     if code.kind == "one":
-        return bits
+        return ops.pack(ops.cast(ops.where(ops.uniform(seed, 1) < 0.5, x >= 0, x > 0), "uint8"), 1)
+    bits = ops.pack(ops.cast(x >= 0, "uint8"), 1)
     rows, members = blocks.cut(ops, x), blocks.members(ops, dtype)
     if code.kind == "mean":
         return ops.to_bytes(ops.sum(ops.abs(rows / blocks.column(ops, members))), bits)

@@ -191,6 +191,33 @@ def test_the_majority_is_that_of_a_count(ranks: int, twoway: bool, framework: st
         assert (again[~decided] != total[~decided]).any()  # and are tossed anew
 
 
+@pytest.mark.parametrize("twoway", [True, False])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_what_is_zero_on_all_ranks_does_not_drift(ranks: int, twoway: bool) -> None:
+    method, bucket, steps = SignSGD(twoway=twoway), bucket_of((60,)), 400
+    states = [method.init(NUMPY, bucket, World(0, ranks)) for _ in range(ranks)]
+    moved = np.zeros(60)
+    for step in range(steps):
+        xs = normal(bucket, ranks, seed=step)
+        for x in xs:
+            x[::2] = 0
+        results = lockstep(NUMPY, method, bucket, xs, states)
+        states = [result.state for result in results]
+        for result in results[1:]:
+            np.testing.assert_array_equal(result.total, results[0].total)
+        moved += np.asarray(results[0].total) / ranks
+    assert np.abs(moved[::2]).max() < 5 * steps**0.5
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_rank_is_not_outvoted_by_those_whose_gradient_is_zero(framework: str) -> None:
+    """Zeros vote as the coin of their rank falls, so that most of them cancel."""
+    xs = [np.zeros(60, np.float32) for _ in range(7)]
+    xs[0][:] = -1
+    totals = [exchange(SignSGD(seed=seed), xs, framework=framework)[0] for seed in range(20)]
+    assert np.mean(totals) < -1
+
+
 def test_signum_votes_with_the_running_mean() -> None:
     method, bucket, beta = Signum(beta=0.9), bucket_of((300,), dtype="float64"), 0.9
     states, means = [method.init(NUMPY, bucket, World(0, 3)) for _ in range(3)], [np.zeros(300)] * 3

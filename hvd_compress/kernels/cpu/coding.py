@@ -29,7 +29,7 @@ def quantise(x: Floats, code: Code, seed: int, out: Floats | None = None) -> Byt
     Args:
         x: Shape ``(n,)``; neither inf nor nan.
         code: How.
-        seed: Of the dither.
+        seed: Of the dither, or of the sign of zeros.
         out: Where to write ``x`` minus what is sent; may be ``x``. None does not.
 
     Returns:
@@ -47,7 +47,7 @@ def quantise(x: Floats, code: Code, seed: int, out: Floats | None = None) -> Byt
         scales, planes = data[:skip].view(np.float32), data[skip:]
         if code.kind in _SIGNS:
             kind = _SIGNS[code.kind]
-            encode_signs(x, kind, block, scales.reshape(kind, scales.size // max(kind, 1)), planes, left)
+            encode_signs(x, kind, block, *_keys(seed), scales.reshape(kind, scales.size // max(kind, 1)), planes, left)
         elif code.float8:
             encode_float8(x, *_float8(code.float8), block, code.dither, *_keys(seed), scales, planes, left)
         else:

@@ -15,6 +15,7 @@ from hvd_compress.kernels.cpu.compiled import (
     INT,
     NOTHING,
     ROWS,
+    WORD,
     filled,
     given,
     loop,
@@ -22,6 +23,7 @@ from hvd_compress.kernels.cpu.compiled import (
     total,
 )
 from hvd_compress.kernels.cpu.levels import copied
+from hvd_compress.kernels.cpu.noise import scrambled
 from hvd_compress.ops.packing import GROUP
 
 
@@ -62,26 +64,29 @@ def _scales(x: Any, kind: Any) -> Any:
 
 
 @part
-def _split(x: Any, above: Any, below: Any, codes: Any, remains: Any) -> None:
+def _split(x: Any, zero: Any, above: Any, below: Any, codes: Any, remains: Any) -> None:
     for i in range(remains.size):
-        up = x[i] >= 0
+        up = x[i] >= 0 if zero else x[i] > 0
         codes[i] = np.uint8(up)
         remains[i] = x[i] - (above if up else below)
 
 
-@loop(NOTHING, FLOATS, INT, INT, filled(types.float32, 2), BYTES_OUT, FLOATS_OUT)
-def encode_signs(x: Any, kind: Any, block: Any, scales: Any, planes: Any, left: Any) -> None:
+@loop(NOTHING, FLOATS, INT, INT, WORD, WORD, filled(types.float32, 2), BYTES_OUT, FLOATS_OUT)
+def encode_signs(x: Any, kind: Any, block: Any, seed: Any, key: Any, scales: Any, planes: Any, left: Any) -> None:
     """Write scales and signs of ``x``, and, where ``left`` is not empty, what they leave of it.
 
     Args:
         x: Numbers.
         kind: How many scales a block has: the mean magnitude, or one for each sign.
         block: Coordinates of a block.
+        seed: Draws the sign of zeros, where a block has no scales; it is 1 otherwise.
+        key: The second one.
         scales: Shape (kind, blocks).
         planes: The packed signs.
         left: May be ``x``.
     """
     n, above, below = x.size, np.float32(1), np.float32(-1)
+    zero = kind > 0 or scrambled(np.uint32(0), seed, key) < np.uint32(0x80000000)
     whole, unused, codes = np.empty(GROUP, np.float32), np.empty(GROUP, np.float32), np.empty(GROUP, np.uint8)
     words, packed = codes.view(np.uint64), np.empty(GROUP, np.uint8)
     buffer = packed.view(np.uint64)
@@ -98,7 +103,7 @@ def encode_signs(x: Any, kind: Any, block: Any, scales: Any, planes: Any, left: 
             stop = min(stop, end)
             copied(x[here:stop], whole)
             remains = left[here:stop] if left.size else unused[: stop - here]
-            _split(whole, above, below, codes[here - start :], remains)
+            _split(whole, zero, above, below, codes[here - start :], remains)
             here = stop
         pack_group(codes, words, start, end - start, 1, n, planes, buffer, packed)
 

@@ -52,9 +52,14 @@ def _levels(
 
 
 @part
-def _signs(p: tl.tensor, above: tl.tensor, below: tl.tensor) -> tl.tensor:
+def _signs(
+    p: tl.tensor, above: tl.tensor, below: tl.tensor, first: tl.tensor, second: tl.tensor, KIND: tl.constexpr
+) -> tl.tensor:
     """Codes of signs, and what they stand for."""
-    return (p >= 0).to(tl.int32), tl.where(p >= 0, above, below)
+    up = p >= 0
+    if KIND == "one":
+        up = tl.where(uniform(tl.cast(0, tl.uint32), first, second) < 0.5, up, p > 0)
+    return up.to(tl.int32), tl.where(up, above, below)
 
 
 @part
@@ -88,7 +93,7 @@ def _encode_plane(
     if not OWN:
         above, below = given_scales(given, index, ok, tl.min(groups) * _GROUP, number, size, KIND)
     if BITS == 1:
-        codes, value = _signs(p, above, below)
+        codes, value = _signs(p, above, below, first, second, KIND)
     elif MANTISSA:
         codes, value = to_float8(p, index, above, first, second, MANTISSA, SMALLEST, DITHER)
     else:
@@ -178,7 +183,7 @@ def quantise(
     Args:
         x: float32, shape ``(n,)``.
         code: How.
-        seed: Of the dither.
+        seed: Of the dither, or of the sign of zeros.
         keep: Tell what is left.
         out: Where that is written; may be ``x``. A new array if not given.
 

@@ -29,10 +29,10 @@ _HEAD = """\
 float32 matrix of {side} x {side} normal numbers with a root mean square of {rms} ({zeros}), with default
 hyper-parameters, and rings for allreduce and allgather. Uncompressed it is 32, 56 and 63 bits. *Constant* tells
 whether that stays about the same with more ranks. *Zeros* tells whether a coordinate that is zero on all ranks, such as
-one of a padding row or of an absent token, stays so up to rounding; if not, it moves too, with `signsgd` and `signum`
-as far as all others. *AdamW* is the loss that the method adds to a training with AdamW, in nats per byte, and to one
-whose optimizer has `betas=(0, b2)` ([measured](#with-adamw)). *State* is what a rank keeps between steps, in bytes for
-each coordinate, the residual included."""
+one of a padding row or of an absent token, stays so up to rounding; if not, it moves too: with `signsgd` and `signum`
+as far as all others in each step, but to either side at random. *AdamW* is the loss that the method adds to a training
+with AdamW, in nats per byte, and to one whose optimizer has `betas=(0, b2)` ([measured](#with-adamw)). *State* is what
+a rank keeps between steps, in bytes for each coordinate, the residual included."""
 
 _ADVICE = """\
 ### Which to take

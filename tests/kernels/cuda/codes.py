@@ -12,6 +12,7 @@ from kernels.cuda.device import get, put
 
 from hvd_compress.errors import ExchangeError
 from hvd_compress.kernels.cuda import dequantise, from_lanes, norms, quantise, to_lanes
+from hvd_compress.ops import mix32
 from hvd_compress.ops.blocks import Blocks
 from hvd_compress.ops.code import Code
 from hvd_compress.ops.numpy import NumpyOps
@@ -110,6 +111,11 @@ def test_codes(code: Code, n: int) -> None:
 def test_special_values(code: Code) -> None:
     with np.errstate(over="ignore"):
         check(special(), code, 7)
+
+
+def test_zeros_have_the_sign_that_the_seed_draws() -> None:
+    for seed in range(8):
+        check(special(), Code("one", 1), mix32(seed))
 
 
 def test_powers_where_all_is_denormal() -> None:
