@@ -19,8 +19,8 @@ PATIENCE = 2.0
 """Seconds to wait for ranks that may legally arrive later, as they may wait for this rank first."""
 
 
-_LATEST: dict[tuple[Hashable, str], Handshake] = {}
-"""The latest handshake of each name in each epoch."""
+_IN_FLIGHT: dict[tuple[Hashable, str], Handshake] = {}
+"""The handshake of each name in each epoch that not all ranks are known to have reached."""
 
 
 class Handshake:
@@ -41,16 +41,16 @@ class Handshake:
         table = agreement.compared(facts)
         self._titles = list(table)
         self._mine = [int(afresh), agreement.job_of(facts), *agreement.digests(table.values())]
+        self._place = transport.epoch, self._name
         self._sums: list[int] = []
         self._pending: Handle | None = None
         self._launch()
 
     def _launch(self) -> None:
         """Start, unless an abandoned handshake of this name is still in flight."""
-        place = self._transport.epoch, self._name
-        earlier = _LATEST.get(place)
+        earlier = _IN_FLIGHT.get(self._place)
         if earlier is None or earlier.done():
-            _LATEST[place] = self
+            _IN_FLIGHT[self._place] = self
             mine = torch.tensor(self._mine, dtype=torch.int64, device="cpu")
             self._pending = self._transport.start(AllReduce(mine), self._name)
 
@@ -60,6 +60,7 @@ class Handshake:
             self._launch()
         if self._pending is not None and self._pending.done():
             self._sums, self._pending = self._pending.result().tolist(), None
+            del _IN_FLIGHT[self._place]  # which would keep the process group
         return bool(self._sums)
 
     def wait(self, patience: float = math.inf, sleep: Callable[[float], object] = time.sleep) -> bool:

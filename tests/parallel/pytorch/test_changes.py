@@ -8,10 +8,12 @@ from typing import Any
 import horovod.torch as hvd
 import pytest
 import torch
+from parallel.pytorch.leaks import LARGE, left_by
 from parallel.pytorch.training import Job, assert_ranks_equal, everyone, leaves_of, make_model
 from torch import Tensor, nn
 
 from hvd_compress.errors import UnsupportedError
+from hvd_compress.torch import Compression
 
 
 def half_frozen() -> nn.Sequential:
@@ -59,6 +61,25 @@ def test_a_new_optimizer_goes_on_where_the_old_one_ended(spec: str) -> None:
     second = again(first).run(range(3, 6))
     assert torch.equal(second.weights, whole.weights)
     assert len(list(second.compression._reducers)) == 1
+
+
+def test_deleted_models_leave_nothing_behind() -> None:
+    """Neither in Horovod nor in the compressor."""
+    compression = Compression.parse("topk:ratio=0.01")
+
+    def cycle(compression: Any = hvd.Compression.none) -> Tensor:
+        model = nn.Linear(LARGE, LARGE)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters(), compression=compression)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, LARGE)).sum().backward()
+            optimizer.step()
+        return model.weight
+
+    left_by(cycle)
+    assert left_by(lambda: cycle(compression)).little
+    assert compression.state_dict()["sessions"] == {}
 
 
 def test_a_new_optimizer_beside_the_old_one_is_refused() -> None:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from catalogue import COMPOSED, EACH_KIND
 from parallel.pytorch.ddp_training import assert_same_states, loss_of, train, weights
+from parallel.pytorch.leaks import LARGE, in_use, left_by
 from parallel.pytorch.training import EVEN, LOSSLESS, SIZE, Job, assert_ranks_equal, batch, everyone, make_model
 from torch import Tensor, nn
 from torch.distributed._composable.replicate import replicate
@@ -417,6 +418,30 @@ def test_models_share_a_compressor_and_process_groups_train_apart() -> None:
         ours = train("topk:ratio=1.0", process_group=group)
         torch.testing.assert_close(weights(ours), weights(plain), rtol=1e-4, atol=1e-5)
         assert_ranks_equal(weights(ours), EVEN)
+
+
+@pytest.mark.parametrize("own_group", [False, True])
+def test_deleted_models_leave_nothing_behind(own_group: bool) -> None:
+    """Nor do their process groups: as much is open as after the same with plain DDP."""
+
+    def cycle(compression: Any = None) -> Tensor:
+        group = dist.new_group() if own_group else None
+        layer = nn.Linear(LARGE, LARGE)
+        model = DistributedDataParallel(layer, process_group=group)
+        if compression is not None:
+            compression.register(model)
+        for _ in range(2):
+            model(torch.ones(2, LARGE)).sum().backward()
+        if group is not None:
+            dist.barrier()
+            dist.destroy_process_group(group)
+        return layer.weight
+
+    left_by(cycle)
+    plain, compression = in_use(), Compression.parse("topk:ratio=0.01")
+    assert left_by(lambda: cycle(compression)).little
+    assert compression.state_dict()["sessions"] == {}
+    assert not own_group or (in_use() - plain).little
 
 
 def test_two_models_take_turns_and_share_a_backward_pass() -> None:
