@@ -176,6 +176,12 @@ class Compiled(OnHost):
         shape = tuple(int(length) for length in x.shape[:-1])
         return self.call(lambda x: [cpu.absmax(x)], [("float32", shape)], x)[0]
 
+    def orthogonalise(self, x: Array) -> Array:
+        if not self._fits(x):
+            return super().orthogonalise(x)  # type: ignore[safe-super]  # the framework's own
+        shape = tuple(int(length) for length in x.shape)
+        return self.call(lambda x: [cpu.orthogonalise(x)], [("float32", shape)], x)[0]
+
     def norms(self, rows: Array) -> Array:
         if not self._fits(rows):
             return super().norms(rows)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import COMPILED, FRAMEWORKS, ops_of
@@ -208,18 +209,31 @@ def test_top_indices_of_anything_finite_or_not(values: list[float], data: st.Dat
 
 @pytest.mark.parametrize("shape", [(9, 4), (4, 4), (50, 1)])
 @pytest.mark.parametrize("kind", ["full", "deficient", "zero"])
+@pytest.mark.parametrize(("dtype", "atol"), [("float64", 1e-12), ("float32", 1e-5)])
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_orthogonalise(framework: str, shape: tuple[int, int], kind: str) -> None:
+def test_orthogonalise(framework: str, shape: tuple[int, int], kind: str, dtype: str, atol: float) -> None:
     """Q has orthonormal columns, and Q Q^T x = x: its columns span those of x."""
     ops = ops_of(framework)
-    x = np.random.default_rng(0).standard_normal(shape)
+    x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
     if kind != "full":
         x[:, -1] = x[:, 0] if kind == "deficient" else 0
     if kind == "zero":
         x[:] = 0
     q = np.asarray(ops.orthogonalise(ops.constant(x)))
-    np.testing.assert_allclose(q.T @ q, np.eye(shape[1]), atol=1e-12)
-    np.testing.assert_allclose(q @ (q.T @ x), x, atol=1e-12)
+    np.testing.assert_allclose(q.T @ q, np.eye(shape[1]), atol=atol)
+    np.testing.assert_allclose(q @ (q.T @ x), x, atol=atol)
+
+
+def test_the_number_of_threads_does_not_change_low_rank_exchanges() -> None:
+    """Each rank orthogonalises for itself, and forms the product of the factors."""
+    ops, x = ops_of("torch"), torch.randn(4096, 512, generator=torch.Generator().manual_seed(0))
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2, 4):
+        torch.set_num_threads(threads)
+        p, q = ops.orthogonalise(x[:, :32].clone()), ops.orthogonalise(x[:1024, 32:64].clone())
+        found.append((p, ops.products([p], [q])))
+    torch.set_num_threads(before)
+    assert all(torch.equal(*pair) for one in found[1:] for pair in zip(one, found[0], strict=True))
 
 
 def test_seeds_agree_and_differ(ops: Ops) -> None:

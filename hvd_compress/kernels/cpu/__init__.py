@@ -12,6 +12,7 @@ from hvd_compress.kernels.cpu.coding import dequantise, quantise
 from hvd_compress.kernels.cpu.elementwise import blend, majority
 from hvd_compress.kernels.cpu.gradient_copy import absorb_at, accelerate, deliver, put_finite, put_finite_at
 from hvd_compress.kernels.cpu.hadamard import rotate, unrotate
+from hvd_compress.kernels.cpu.householder import orthogonalise
 from hvd_compress.kernels.cpu.lanes import from_lanes, to_lanes
 from hvd_compress.kernels.cpu.minmax import from_steps, to_steps
 from hvd_compress.kernels.cpu.moments import tail
@@ -38,6 +39,7 @@ __all__ = [
     "kth_magnitude",
     "majority",
     "norms",
+    "orthogonalise",
     "pack",
     "put_finite",
     "put_finite_at",
