@@ -23,7 +23,7 @@ ABLE = Able(
     FAMILIES,
     endless=ENDLESS,
     settings=((4, 1, "channels"),),
-    fates=("applied", "discarded"),
+    fates=("applied", "not finite", "discarded"),
     events=ALL - {"optimizers", "turned", "shuffled", "unused", "frozen", "delay"},
     last_pass=True,
 )

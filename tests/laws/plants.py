@@ -44,9 +44,16 @@ def unused() -> None:
     state.rejoined = lambda self, new, idle, unused: new
 
 
+def votes() -> None:
+    """Only the replicas of a shard vote on whether its gradients are finite."""
+    reducer = import_module("hvd_compress.distributed.sharded").ShardedReducer
+    reducer._meet = lambda self: next(iter(self._transports.values()))
+
+
 PLANTS = {
     "unused": Plant(unused, "ddp"),
     "clip": Plant(clip, "local"),
     "server": Plant(server, "local"),
     "discard": Plant(discard, "threads"),
+    "votes": Plant(votes, "fsdp"),
 }
