@@ -13,6 +13,7 @@ from horovod.tensorflow.compression import Compressor
 
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.tensorflow import TensorFlowCompressor
+from hvd_compress.tensorflow.caller import owners
 
 Gradient: TypeAlias = Any
 
@@ -127,11 +128,9 @@ def _refuse_xla() -> None:
     Raises:
         UnsupportedError: If a model or a function on the stack has been told to.
     """
-    frame = None if tf.executing_eagerly() else sys._getframe(1)
-    while frame is not None:
-        if getattr(frame.f_locals.get("self"), "_jit_compile", None) is True:
+    for _, owner in owners(None if tf.executing_eagerly() else sys._getframe(1)):
+        if getattr(owner, "_jit_compile", None) is True:
             raise UnsupportedError(
                 "XLA (jit_compile) cannot compile Horovod's operations: use model.compile(..., jit_compile=False), or"
                 " tf.function without jit_compile; 'auto', Keras's default, means True where there is a GPU"
             )
-        frame = frame.f_back

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -22,6 +22,9 @@ _REDUCE = {"allreduce", "tf__allreduce", "grouped_allreduce", "tf__grouped_allre
 _ALL = {"allreduce_grads", "tf__allreduce_grads"}  # AutoGraph runs a translation whose names begin with tf__
 _SCALED = {"compute_gradients", "_compute_gradients", "get_gradients"}
 """Functions in which a LossScaleOptimizer scales the loss before, and unscales the gradients after, the reduction."""
+
+_LIBRARIES = {"horovod", "hvd_compress", "keras", "tensorflow", "tf_keras"}
+"""Where methods of optimizers and models are looked for."""
 
 _MARK = "hvd_compress.call"
 
@@ -42,6 +45,7 @@ class Call(NamedTuple):
             one.
         optimizer: Whose gradients they are; None in a tape.
         scaler: The LossScaleOptimizer that the gradients go back to, still scaled; None without.
+        reused: Whether Horovod runs the graph for other variables of the same shapes, too: that of an eager tape.
     """
 
     source: Any
@@ -54,6 +58,7 @@ class Call(NamedTuple):
     graph: Any
     optimizer: Any
     scaler: Any
+    reused: bool = False
 
 
 def find() -> Call | None:
@@ -66,11 +71,14 @@ def find() -> Call | None:
     if all_frame is None:
         return _direct(reducing)
     grads, variables = all_frame.f_locals["grads"], all_frame.f_locals["vars"]
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph().outer_graph
+    optimizer = _owner(all_frame, _optimizers())
     return _call(reducing, grads, None if variables is None else list(variables))._replace(
         direct=False,
-        graph=None if tf.executing_eagerly() else tf.compat.v1.get_default_graph().outer_graph,
-        optimizer=_owner(all_frame, _optimizers()),
+        graph=graph,
+        optimizer=optimizer,
         scaler=_owner(all_frame, _scalers(), _SCALED),
+        reused=optimizer is None and getattr(graph, "name", "") in _ALL,
     )
 
 
@@ -206,12 +214,20 @@ def _scalers() -> tuple[Any, ...]:
 
 def _owner(frame: FrameType | None, kinds: tuple[type, ...], names: Container[str] | None = None) -> Any:
     """The nearest object of these kinds in whose method (of these names) a frame was called."""
+    found = (owner for name, owner in owners(frame) if isinstance(owner, kinds) and (names is None or name in names))
+    return next(found, None)
+
+
+def owners(frame: FrameType | None) -> Iterator[tuple[str, Any]]:
+    """Yield the names of the methods around a frame, and whose they are, the nearest first.
+
+    Users' functions are passed by: a look at the variables of a frame keeps them alive until its function returns.
+    """
     while frame is not None:
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, kinds) and (names is None or frame.f_code.co_name in names):
-            return owner
+        module = str(frame.f_globals.get("__name__"))
+        if module.split(".")[0] in _LIBRARIES or module.startswith("__autograph_generated"):
+            yield frame.f_code.co_name, frame.f_locals.get("self")
         frame = frame.f_back
-    return None
 
 
 def _frame(frame: FrameType | None, names: set[str], variables: set[str]) -> FrameType | None:

@@ -74,6 +74,7 @@ class _Memo:
         loaded: The states that were loaded.
         built: The gradients of the latest call, and its exchange.
         calls: The names of direct calls.
+        owners: Identities of the variables and optimizers of each session that are still there.
     """
 
     names: dict[Hashable, str] = field(default_factory=dict)
@@ -85,6 +86,7 @@ class _Memo:
     loaded: Loaded = field(default_factory=Loaded)
     built: tuple[Any, Ready] | None = None
     calls: direct_calls.Names = field(default_factory=direct_calls.Names)
+    owners: dict[Hashable, set[int]] = field(default_factory=dict)
 
 
 class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore[misc]  # neither is typed
@@ -230,6 +232,7 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
         with call.graph.as_default() if call.graph is not None else contextlib.nullcontext():
             gradients = [_shaped(call.gradients[i], call.parameters[i]) for i in present]
             session = self._session(call, [(g, call.parameters[i]) for i, g in zip(present, gradients, strict=True)])
+            session.reused = session.reused or call.reused
             build = step_by_step if agreement.elastic() else Session.build
             built = build(session, gradients, self._scale_of(call), call.factor)
             with tf.control_dependencies([built.carrier]):
@@ -265,6 +268,7 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
             self._drop(self._memo.calls.use(key, hvd.rank()))
         if key in self._memo.names:
             direct_calls.go_on(key)
+            self._watch(key, [call.optimizer])
             return self.sessions[self._memo.names[key]]
         facts = [describe(gradient, parameter) for gradient, parameter in pairs]
         label = agreement.label(facts)
@@ -279,19 +283,29 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
         lineage.add(session, key[1:], fresh and not restored)
         self._memo.names[key] = name
         _note_new(session, key, f"Horovod (for {_first(pairs)!r}, ...)")
-        variables = [parameter for _, parameter in pairs if not isinstance(parameter, str)]
-        left = {_number(variable) for variable in variables}
-        for variable in variables:
-            gone = weakref.finalize(variable, _dismiss, weakref.ref(self), key, left, _number(variable))
-            gone.atexit = False
+        self._watch(key, [call.optimizer, *(parameter for _, parameter in pairs)])
         return session
 
-    def _drop(self, key: Hashable | None) -> None:
-        """Let go of the session of some variables or of a direct call, if there is one."""
+    def _watch(self, key: tuple[Any, ...], owners: list[Any]) -> None:
+        """Note who uses a session: it goes with the last of them."""
+        left = self._memo.owners.setdefault(key, set())
+        for owner in owners:
+            if owner is None or isinstance(owner, str) or id(owner) in left:
+                continue
+            left.add(id(owner))
+            gone = weakref.finalize(owner, _dismiss, weakref.ref(self), key, left, id(owner))
+            gone.atexit = False
+
+    def _drop(self, key: Hashable | None) -> Session | None:
+        """Let go of the session of some variables or of a direct call, if there is one, and return it."""
+        self._memo.owners.pop(key, None)
         name = self._memo.names.pop(key, None)
-        if name is not None:
-            self._memo.lineage.drop(self.sessions[name])
-            self.sessions = {other: session for other, session in self.sessions.items() if other != name}
+        if name is None:
+            return None
+        dropped = self.sessions[name]
+        self._memo.lineage.drop(dropped)
+        self.sessions = {other: session for other, session in self.sessions.items() if other != name}
+        return dropped
 
     def _scale_of(self, call: Call) -> Tensor | None:
         """Return the loss scale; None if there is none."""
@@ -370,12 +384,18 @@ def _number(variable: Any) -> int:
     return int(getattr(variable, _MARK))
 
 
-def _dismiss(reference: weakref.ref[TensorFlowCompressor], key: tuple[Any, ...], left: set[int], number: int) -> None:
-    """Let go of a session when the last of its variables is no more: Horovod keeps the compressor itself for good."""
-    left.discard(number)
+def _dismiss(reference: weakref.ref[TensorFlowCompressor], key: tuple[Any, ...], left: set[int], owner: int) -> None:
+    """Let go of a session, and of the memory of its state, when its variables and optimizers are no more.
+
+    Horovod keeps the compressor for good, and TensorFlow the graphs of Keras.
+    """
+    left.discard(owner)
     compressor = reference()
-    if compressor is not None and not left:
-        compressor._drop(key)
+    if compressor is None or left:
+        return
+    session = compressor._drop(key)
+    if session is not None and not session.reused:
+        session.release()
 
 
 def _note_new(session: Session, key: Hashable, what: str) -> None:

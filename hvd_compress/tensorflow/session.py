@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
@@ -19,7 +20,7 @@ from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint, refuse
 from hvd_compress.core.collectives import State, World
 from hvd_compress.core.lowering import lower
 from hvd_compress.core.state_tree import Kind, flatten, kinds, unflatten
-from hvd_compress.errors import GradientError, StateError
+from hvd_compress.errors import DisagreementError, GradientError, StateError
 from hvd_compress.methods.base import compensate
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.tensorflow import tensorflow_ops
@@ -37,6 +38,14 @@ Change: TypeAlias = "tuple[tf.Variable, Tensor]"
 
 _ENDS = "_hvd_compress_ends"
 """Name of the collection of a graph that holds the ends of its exchanges."""
+
+_RELEASED = -1
+"""Number of steps of a session whose state has been released."""
+
+_GONE = (
+    "the variables that this step trains have been deleted, and with them what was kept for them: keep the model for as"
+    " long as its step is called"
+)
 
 _NOWHERE = [-1, -1, -1]
 """The origin of a state that no checkpoint has filled in."""
@@ -97,6 +106,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         slots: The state: bucket, then leaf, then variable. Tracked by checkpoints.
         steps: Number of steps so far, a variable.
         job: Number of what the ranks do together, drawn by one of them in the first step: a variable.
+        reused: Whether Horovod may run its graph for other variables, so that its state stays.
 
     Raises:
         DisagreementError: If the ranks differ in method, options or model.
@@ -128,6 +138,8 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         self._prefix = f"hvd_compress.{agreement.label(gradients)}"
         self._drawn = pulse.draw()
         self._origin = [transport.world.rank, transport.world.size, _digest(method, transport.world)]
+        self._number = hvd.rank()
+        self.reused = False
         self.slots: dict[str, dict[str, tf.Variable]] = {}
 
     @property
@@ -267,7 +279,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
             self._facts,
             self.by_bucket,
         )
-        self.transport = transport
+        self.transport, self._number = transport, hvd.rank()
         if meeting is not None:
             self.job.assign(meeting.job)
             if meeting.leaves:
@@ -285,14 +297,16 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         """
         ops = tensorflow_ops()
         gates = [] if self._fixed.question is None else self._fixed.question.gate()
-        with tf.control_dependencies([*gates, *self._earlier()]):
+        with tf.control_dependencies([*gates, *self._earlier(), *self._checks()]):
             gradients = [tf.identity(gradient) for gradient in gradients]
         true = [_true(gradient, scale) for gradient in gradients]
         # A gradient that is not finite must not reach the method: it would spoil scales and its neighbours.
         merged = [ops.merge([true[i] for i in planned.members]) for planned in self._fixed.plan]
         bad = tf.add_n([tf.constant(0), *(count for _, count in merged)])
         steps, job = self.steps.read_value(), self.job.read_value()
-        all_finite, job = pulse.feel(bad, steps, job, self._drawn, f"{self._prefix}.finite", self.transport)
+        all_finite, job = pulse.feel(
+            bad, steps, job, self._drawn, f"{self._prefix}.finite", self.transport, self._number
+        )
         carrier = tf.where(all_finite, tf.constant([1.0], tf.float64), np.nan)
 
         totals: list[Tensor | None] = [None] * len(gradients)
@@ -321,6 +335,30 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
             self.steps.assign_add(1)
         self._note_end(totals)
         return Ready(totals, carrier, self.transport.world.size)
+
+    def release(self) -> None:
+        """Free the memory of the state: graphs that nobody calls any more keep its variables.
+
+        Called while garbage is collected, in whatever graph is being traced.
+        """
+        with tf.init_scope():
+            self.steps.assign(_RELEASED)
+            for variable in (variable for slot in self.slots.values() for variable in slot.values()):
+                nothing = tf.zeros([0], variable.dtype)
+                tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing, validate_shape=False)
+
+    def _checks(self) -> list[tf.Operation]:
+        """Check in each step, before any collective, that the state and the number of ranks are those of the graph."""
+        size, own = hvd.size_op(self.transport.process_set.process_set_id), self.world.size
+        there = tf.not_equal(self.steps.read_value(), _RELEASED)
+        if tf.executing_eagerly():
+            if int(size) != own:
+                raise DisagreementError(pulse.RESTARTED)
+            return []
+        return [
+            tf.debugging.Assert(there, [f"StateError: {_GONE}"]),
+            tf.debugging.Assert(tf.equal(size, own), [f"DisagreementError: {pulse.RESTARTED}"]),
+        ]
 
     @property
     def _nodes_end_apart(self) -> bool:
