@@ -70,7 +70,7 @@ def test_documents_and_the_command_know_it(cyclic: Path) -> None:
     assert [info.name for info in hc.methods()] == list(REGISTRY)
     assert list(REGISTRY).index("cyclic") < list(REGISTRY).index("int8"), "sparse methods stand together"
     assert "cyclic" in default_specs()
-    assert "| `cyclic(period=8)` | allreduce | Send every n-th coordinate, " in catalogue.constructors()
+    assert "| `cyclic(period=8)` | allreduce | Send every n-th coordinate, " in catalogue.constructors([])
     assert "\n### cyclic\n" in catalogue.catalogue()
     printed = CliRunner().invoke(cli.complete().app, ["methods", "cyclic"])
     assert printed.exit_code == 0 and "every n-th coordinate" in printed.output

@@ -21,7 +21,8 @@ class Variables(dict[str, Any]):
 
 def frame(function: str, back: Any, **variables: Any) -> Any:
     """A frame of a function of this name."""
-    return SimpleNamespace(f_code=SimpleNamespace(co_name=function), f_locals=Variables(variables), f_back=back)
+    code, module = SimpleNamespace(co_name=function), {"__name__": "horovod.tensorflow"}
+    return SimpleNamespace(f_code=code, f_globals=module, f_locals=Variables(variables), f_back=back)
 
 
 def test_variables_of_a_frame_whose_names_are_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
