@@ -30,7 +30,7 @@ from hvd_compress.torch.compressor import ReducingCompressor, Session, parse
 from hvd_compress.torch.handshake import Handshake, place_of
 from hvd_compress.torch.optimizers import Optimizers, as_list, first_beta, momentum
 from hvd_compress.torch.passthrough import Passthrough
-from hvd_compress.torch.reducer import Reducer, Ticket
+from hvd_compress.torch.reducer import Ballot, Reducer, Ticket
 from hvd_compress.torch.waiting import StepLock
 from hvd_compress.wrappers.router import Router
 
@@ -87,7 +87,12 @@ class Registered:
         self.factor = 1.0 if self.op == "sum" else 1.0 / group.size()
         self.agreed = False
         if self.reducer is not None:
-            self.reducer.transport = self.transport
+            self.reducer.follow(self.transport, self.ballot())
+
+    def ballot(self) -> Ballot:
+        """Return a function that creates the votes of a step; it holds no reference to the model."""
+        transport, factor, count = self.transport, self.factor, self.compressor._meter.count
+        return lambda world, asking, undoing: GroupVotes(transport, factor, asking, undoing, count)
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep nothing in a pickled model: PyTorch drops its hooks, so a compressor is registered again."""
@@ -430,15 +435,12 @@ class DistributedCompressor(ReducingCompressor):
             return self._registry.label(label, {member.key for member in members})
 
     def _begin(self, registered: Registered) -> Reducer:
-        def ballot(world: World, asking: bool, undoing: bool) -> GroupVotes:
-            return GroupVotes(registered.transport, registered.factor, asking, undoing, self._meter.count)
-
         with self._lock:
             reducer = Reducer(
                 self._common._replace(lock=registered.lock),
                 registered.members,
                 registered.transport,
-                ballot,
+                registered.ballot(),
                 registered.label,
                 replaces=True,
                 complete=True,

@@ -103,8 +103,8 @@ class GroupVotes:
         return self._heard
 
     def are_back(self) -> bool:
-        """Return whether the votes of all ranks are known."""
-        return self._vote().done()
+        """Return whether the votes of all ranks are known; nothing is to be waited for before `check`."""
+        return not self._checked or self._vote().done()
 
     @property
     def under_way(self) -> int:

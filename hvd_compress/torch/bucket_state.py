@@ -91,15 +91,15 @@ class BucketState:
         self.state = self.without(self.state, positions)
 
     def without(self, state: State, positions: Sequence[int], residual: bool = False) -> State:
-        """Return the state with the per-coordinate leaves of some gradients set to zero, or only their residual."""
+        """Return the state with all that is kept of coordinates of some gradients set to zero, or only its residual."""
         if not positions:
             return state
         leaves = flatten(state)
         for path, kind in kinds(state).items():
-            if kind.residual if residual else kind.per is Per.COORDINATE:
+            if kind.residual if residual else kind.per is Per.COORDINATE or kind.role is Role.SERVED:
                 leaves[path] = leaves[path].clone()
-                for position in positions:
-                    leaves[path][self.spans[position]] = 0
+                for place in self._places(path, kind, positions):
+                    leaves[path][place] = 0
         return unflatten(state, leaves)
 
     def rejoined(self, state: State, idle: Sequence[int], unused: Sequence[int]) -> State:

@@ -7,7 +7,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -35,6 +35,11 @@ from hvd_compress.torch.waiting import StepLock, nap, wait
 from hvd_compress.wrappers.router import Router
 
 _LOG = logging.getLogger("hvd_compress")
+
+
+Ballot: TypeAlias = Callable[[World, bool, bool], Votes]
+"""Creates the votes of a step, given the ranks, whether this rank wants to verify that all agree, and whether it wants
+to undo the last step."""
 
 
 class Ticket(NamedTuple):
@@ -83,8 +88,7 @@ class Reducer:
         common: Settings of all reducers of the compressor.
         members: The parameters, in the order in which the model uses them.
         transport: Transport of the collectives.
-        ballot: Creates the votes of a step, given the ranks, whether this rank wants to verify that all agree, and
-            whether it wants to undo the last step.
+        ballot: Creates the votes of a step.
         label: Name that is the same on all ranks, part of the names of its collectives.
         replaces: The results are written to the gradients, and votes are reduced in place.
         complete: Each step has the gradients of all members.
@@ -104,7 +108,7 @@ class Reducer:
         common: Common,
         members: Sequence[Member],
         transport: Renewable,
-        ballot: Callable[[World, bool, bool], Votes],
+        ballot: Ballot,
         label: str,
         replaces: bool = False,
         complete: bool = False,
@@ -139,6 +143,10 @@ class Reducer:
     def watch(self, optimizers: Sequence[Any]) -> None:
         """Undo steps whose gradients are cleared before these optimizers apply them; without any, log them once."""
         self._discards = DiscardWatch(self._buckets.parameters, optimizers)
+
+    def follow(self, transport: Renewable, ballot: Ballot) -> None:
+        """Go on with other ranks from the next step on."""
+        self.transport, self._ballot = transport, ballot
 
     def _tune(self) -> None:
         """Start to autotune the buckets, if new ones can take over all states."""

@@ -30,6 +30,19 @@ def kept(compression: Compressor) -> dict[int, Tensor]:
     return found
 
 
+@pytest.mark.parametrize("spec", ["efsignsgd:twoway=on,block=64", "block8:block=64", "topk:ratio=0.05"])
+def test_what_is_held_of_a_frozen_parameter_is_forgotten_as_a_whole(spec: str) -> None:
+    """By its own rank and by the rank that serves it: nothing of it comes in a later step."""
+    job = Job(f"{spec},min_size=0,vectors=on,every=4").run(2)
+    frozen = job.model.get_parameter(FROZEN)
+    frozen.requires_grad_(False)
+    job.run(range(2, 3))
+    frozen.requires_grad_(True).register_hook(torch.zeros_like)  # type: ignore[no-untyped-call]
+    job.backward(3)
+    job.optimizer.synchronize()  # a dense step, in which all comes that is held
+    assert frozen.grad is not None and not frozen.grad.any()
+
+
 @pytest.mark.parametrize("spec", ["topk:ratio=0.05", "topk:ratio=0.05,feedback=ef21", "powersgd:rank=2"])
 def test_a_frozen_parameter_is_one_whose_gradient_is_zero(spec: str) -> None:
     """And of which nothing is kept: neither in it nor in its neighbours is a trace of what was. Then it is trained."""
