@@ -76,6 +76,10 @@ class GroupVotes:
     def _asks(self) -> bool:
         return bool(self._asked.result()[0].item())
 
+    def are_complete(self) -> bool:
+        """Return True: all ranks of a process group take part."""
+        return True
+
     def undoes(self) -> bool | None:
         """Return whether all ranks undo the last step; None if not known yet."""
         return not self._asked.result()[1].item() if self._asked.done() else None

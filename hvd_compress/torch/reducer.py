@@ -371,8 +371,8 @@ class Reducer:
         step = self._step
         if step is None or self.transport.ordered:
             return
-        complete = len(self._seen) == len(self._buckets.keys) and not agreement.elastic()
-        if step.held and (self._undoes or complete):
+        all_came = len(self._seen) == len(self._buckets.keys) and not agreement.elastic()
+        if step.held and (self._undoes or all_came) and step.votes.are_complete():
             self._ready(step, asked=self._due)
         step.advance()
 

@@ -52,6 +52,9 @@ class Votes(Protocol):
             UnsupportedError: If a rank is missing.
         """
 
+    def are_complete(self) -> bool:
+        """Return whether all ranks are known to take part, before `check`."""
+
     def undoes(self) -> bool | None:
         """Return whether all ranks undo the last step, as its gradients were discarded; None if not known yet."""
 
