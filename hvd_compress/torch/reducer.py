@@ -231,12 +231,12 @@ class Reducer:
     def _begin_step(self) -> Step:
         scale = self._loss_scale.read()
         self._undoes = self._thrown or self._throws()
+        if self._epoch != self.transport.epoch:
+            self._renew()
         self._change_buckets()
         self._threads, self._seen = set(), set()
         self._early = dict.fromkeys(self._buckets.keys, Came.NEVER)
         self._counted = self._thrown = False
-        if self._epoch != self.transport.epoch:
-            self._renew()
         meets = agreement.elastic() and self._met != self.transport.epoch
         votes = self._ballot(self.world, self._due, self._undoes)
         step = Step(votes, self.transport, self._prefix(), self._meter, scale, self._replaces, self._lock)
@@ -251,7 +251,10 @@ class Reducer:
 
     def _change_buckets(self) -> None:
         """Change to the buckets that the last step has decided on, if any."""
-        if self._tuner is not None and (cuts := self._tuner.decide(self._lock.sleep)) is not None:
+        if self._tuner is None or self._epoch != self.transport.epoch:  # then the question is lost
+            return
+        cuts = self._tuner.decide(self._lock.sleep)
+        if cuts is not None:
             self._buckets.change(pin(cuts))
 
     def _renew(self) -> None:
@@ -260,11 +263,11 @@ class Reducer:
         Raises:
             UnsupportedError: If the state is divided among the former ranks.
         """
-        self.transport = self.transport.renewed()
-        self._epoch = self.transport.epoch
+        transport = self.transport.renewed()
         if not agreement.elastic():
-            self._buckets.check_movable(self.world)
+            self._buckets.check_movable(transport.world)
             self._due = True
+        self.transport, self._epoch = transport, transport.epoch
         self._buckets.world = self.world
         self._handshake = self._coming = None
         self._verified = self._undoes = False

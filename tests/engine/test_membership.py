@@ -124,8 +124,9 @@ def test_horovod_is_started_again_on_half_of_the_ranks(spec: str) -> None:
 def test_a_state_that_is_divided_among_the_ranks_does_not_follow_to_others(spec: str) -> None:
     job = Job(spec).run(2)
     restart([0, 1] if rank() < 2 else [2, 3], 1)
-    with pytest.raises(UnsupportedError, match=r"is rank . of 2 now, but .* compression.save\(folder\)"):
-        job.backward(2)
+    for _ in range(2):  # it stays so
+        with pytest.raises(UnsupportedError, match=r"is rank . of 2 now, but .* compression.save\(folder\)"):
+            job.backward(2)
 
 
 @pytest.mark.matched("nodes by name")
