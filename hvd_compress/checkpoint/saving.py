@@ -19,7 +19,7 @@ class Saving:
     _last: state_files.Written | None = None
     """The last save."""
     _told = False
-    """Whether ranks that do not save were told of."""
+    """Whether the warning about ranks that do not save has been logged."""
 
     def save(self, folder: str | os.PathLike[str], step: int | None = None) -> Path:
         """Save the state of this rank to a file in a folder that all ranks share.

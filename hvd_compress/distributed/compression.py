@@ -21,7 +21,7 @@ from hvd_compress.checkpoint import agreement
 from hvd_compress.core.collectives import AllReduce, World
 from hvd_compress.distributed.direct import Call
 from hvd_compress.distributed.transport import GroupTransport, Pending
-from hvd_compress.distributed.votes import GroupVotes, wishes
+from hvd_compress.distributed.votes import ballot_of, factor_of, wishes
 from hvd_compress.errors import SpecError, StateError, UnsupportedError
 from hvd_compress.spec import to_spec
 from hvd_compress.torch.buckets import Member, facts_of
@@ -84,15 +84,14 @@ class Registered:
     def join(self, group: dist.ProcessGroup) -> None:
         """Go on with the ranks of a process group."""
         self.transport = GroupTransport.of(group)
-        self.factor = 1.0 if self.op == "sum" else 1.0 / group.size()
+        self.factor = factor_of(self.op, group.size())
         self.agreed = False
         if self.reducer is not None:
             self.reducer.follow(self.transport, self.ballot())
 
     def ballot(self) -> Ballot:
-        """Return a function that creates the votes of a step; it holds no reference to the model."""
-        transport, factor, count = self.transport, self.factor, self.compressor._meter.count
-        return lambda world, asking, undoing: GroupVotes(transport, factor, asking, undoing, count)
+        """Return a function that creates the votes of a step."""
+        return ballot_of(self.transport, self.factor, self.compressor._meter.count)
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep nothing in a pickled model: PyTorch drops its hooks, so a compressor is registered again."""
@@ -268,12 +267,12 @@ class DistributedCompressor(ReducingCompressor):
             tensor.copy_(total if call.op == "sum" else total * call.factor)
 
     def _begin_call(self, call: Call) -> Reducer:
-        transport, factor = call.transport, call.factor
+        transport = call.transport
         reducer = Reducer(
             self._common,
             [Member(number, name, tensor) for number, (name, tensor) in enumerate(call.named)],
             transport,
-            lambda world, asking, undoing: GroupVotes(transport, factor, asking, undoing, self._meter.count),
+            ballot_of(transport, call.factor, self._meter.count),
             call.label,
             replaces=True,
             complete=True,

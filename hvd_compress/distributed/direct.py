@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hvd_compress.distributed.transport import GroupTransport
+from hvd_compress.distributed.votes import factor_of
 from hvd_compress.errors import UnsupportedError
 
 
@@ -76,4 +77,4 @@ class Call(NamedTuple):
     @property
     def factor(self) -> float:
         """Factor of the sum over the ranks."""
-        return 1.0 if self.op == "sum" else 1.0 / self.group.size()
+        return factor_of(self.op, self.group.size())

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hvd_compress.core.collectives import AllReduce, Collective
 from hvd_compress.core.transport import Handle, Transport
+from hvd_compress.torch.reducer import Ballot
 
 _NOTHING = torch.empty(0, device="cpu")
 
@@ -20,6 +21,16 @@ _UNUSED, _USED, _BAD = 0, 1, 2
 def wishes(asking: bool, undoing: bool) -> Tensor:
     """Return what a rank tells as a step begins; the sum shows whether any rank asks, and whether all undo."""
     return torch.tensor([asking, not undoing], dtype=torch.int32, device="cpu")
+
+
+def factor_of(op: str, size: int) -> float:
+    """Return the factor of sums over the ranks for ``"sum"`` or ``"mean"``."""
+    return 1.0 if op == "sum" else 1.0 / size
+
+
+def ballot_of(transport: Transport, factor: float, count: Callable[[Collective], None]) -> Ballot:
+    """Return a function that creates the `GroupVotes` of a step; it holds no reference to a model."""
+    return lambda world, asking, undoing: GroupVotes(transport, factor, asking, undoing, count)
 
 
 class GroupVotes:

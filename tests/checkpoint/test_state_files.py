@@ -142,7 +142,7 @@ def test_an_incomplete_save_never_replaces_a_complete_one(tmp_path: Path, caplog
 
 
 class Job(Saving):
-    """What saves on a rank: its state is that of a step."""
+    """Compressor of a rank whose state is only a step count."""
 
     def __init__(self, rank: int) -> None:
         self.rank, self.steps = rank, 5

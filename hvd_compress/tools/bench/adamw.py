@@ -11,7 +11,7 @@ from hvd_compress.tools.tables import markdown
 Rows = Sequence[Mapping[str, Any]]
 
 KEYS = ("spec", "loss", "loss_without_beta1", "ratio")
-"""Of a row: ``loss`` is above that of ``none``, and null where it is not measured."""
+"""Keys of a row; ``loss`` is relative to that of ``none``, and null if not measured."""
 HEADING = "With AdamW"
 KEPT = 0.02
 """A difference that other seeds of the same method make as well."""

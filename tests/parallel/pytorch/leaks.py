@@ -41,7 +41,7 @@ class Left(NamedTuple):
 
     @property
     def little(self) -> bool:
-        """Whether no cycle has left anything: connections may close a little later."""
+        """Whether it is less than one of each per cycle, as some connections close late."""
         return max(self[:3]) < CYCLES and self.memory < MOST
 
 
