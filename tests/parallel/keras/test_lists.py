@@ -150,11 +150,11 @@ def left_by_models(compression: Any) -> tuple[int, list[int]]:
     """Make, train and delete models; return the growth of memory in MiB, and of the numbers of threads and files."""
     trim = ctypes.CDLL(None).malloc_trim  # what is free counts no more
     alive, used = [], []
-    x, y = np.ones((8, 64), np.float32), np.ones((8, 2048), np.float32)
+    x, y = np.ones((8, 64), np.float32), np.ones((8, 4096), np.float32)
     with open("/proc/self/statm") as pages:
-        for _ in range(6):
+        for _ in range(3):
             tf.keras.backend.clear_session()
-            model = tf.keras.Sequential([tf.keras.Input((64,)), *(tf.keras.layers.Dense(2048) for _ in range(2))])
+            model = tf.keras.Sequential([tf.keras.Input((64,)), *(tf.keras.layers.Dense(4096) for _ in range(2))])
             optimizer = hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(1e-4), compression=compression)
             model.compile(optimizer=optimizer, loss="mse")
             model.fit(x, y, batch_size=4, verbose=0)
@@ -171,12 +171,12 @@ def left_by_models(compression: Any) -> tuple[int, list[int]]:
 
 
 def test_models_that_were_fitted_leave_no_more_than_with_horovod_alone() -> None:
-    """TensorFlow keeps the graphs of Keras's training steps: ours are larger, but no residual of 17 MiB stays."""
+    """TensorFlow keeps the graphs of Keras's training steps: ours are larger, but no residual of 65 MiB stays."""
     compression = Compression.topk(ratio=0.05)
     stock_memory, stock_opened = left_by_models(hvd.Compression.none)
     memory, opened = left_by_models(compression)
     assert not compression.sessions
-    assert memory - stock_memory < 5 * 22, (memory, stock_memory)
+    assert memory - stock_memory < 100, (memory, stock_memory)
     assert all(ours <= stock for ours, stock in zip(opened, stock_opened, strict=True)), (opened, stock_opened)
 
 
