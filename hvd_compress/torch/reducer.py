@@ -241,7 +241,7 @@ class Reducer:
         votes = self._ballot(self.world, self._due, self._undoes)
         step = Step(votes, self.transport, self._prefix(), self._meter, scale, self._replaces, self._lock)
         self._step = step
-        self._lock.running.add(self)
+        self._lock.running[step] = self
         if not (meets or self._due or self._undoes) and self.begun:
             step.release(self._buckets.layout)
         if self._due and not self.transport.ordered:  # where the order counts, all ranks greet at the same time: later
@@ -478,7 +478,8 @@ class Reducer:
     def _leave(self) -> Step | None:
         """Return the step that was running."""
         step, self._step = self._step, None
-        self._lock.running.discard(self)
+        if step is not None:
+            self._lock.running.pop(step, None)
         return step
 
     def states(self) -> list[State]:

@@ -247,7 +247,10 @@ class Step:
                     moved = time.monotonic()
                 elif time.monotonic() - moved > _PATIENCE:
                     break
-                nap(begin, self._lock.sleep)
+                nap(begin, self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        self._lock.sleep(seconds, advanced=self)
 
     def advance(self) -> None:
         """Advance all exchanges without waiting, unless they take turns."""
@@ -310,7 +313,7 @@ class Step:
         begin = time.monotonic()
         while self._unfinished():
             with self._meter.time("wait"):
-                nap(begin, self._lock.sleep)
+                nap(begin, self._sleep)
         for exchange in self.exchanges:
             if exchange.error is not None:
                 raise exchange.error

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -29,17 +29,23 @@ class StepLock(threading.Condition):
     Ranks may wait for different steps first, so each must go on with all of them.
 
     Attributes:
-        running: Reducers with a running step.
+        running: The reducers of the running steps.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.running: WeakSet[Advancing] = WeakSet()
+        self.running: WeakKeyDictionary[object, Advancing] = WeakKeyDictionary()
 
-    def sleep(self, seconds: float) -> None:
-        """Advance all running steps, then release the lock for some seconds."""
-        for one in list(self.running):
-            one.advance()
+    def sleep(self, seconds: float, advanced: object = None) -> None:
+        """Advance all running steps, then release the lock for some seconds.
+
+        Args:
+            seconds: The seconds.
+            advanced: A step that its caller has just advanced.
+        """
+        for step, reducer in list(self.running.items()):
+            if step is not advanced:
+                reducer.advance()
         self.wait(seconds)
 
 
