@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -45,7 +45,8 @@ class Call(NamedTuple):
             one.
         optimizer: Whose gradients they are; None in a tape.
         scaler: The LossScaleOptimizer that the gradients go back to, still scaled; None without.
-        reused: Whether Horovod runs the graph for other variables of the same shapes, too: that of an eager tape.
+        watched: The variables of an eager tape, for others than which Horovod does not run the graph. None if the tape
+            had not recorded when Horovod got it: the graph is then run for any variables of the same shapes.
     """
 
     source: Any
@@ -58,7 +59,7 @@ class Call(NamedTuple):
     graph: Any
     optimizer: Any
     scaler: Any
-    reused: bool = False
+    watched: Sequence[Any] | None = ()
 
 
 def find() -> Call | None:
@@ -72,13 +73,14 @@ def find() -> Call | None:
         return _direct(reducing)
     grads, variables = all_frame.f_locals["grads"], all_frame.f_locals["vars"]
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph().outer_graph
-    optimizer = _owner(all_frame, _optimizers())
+    optimizer, tape = _owner(all_frame, _optimizers()), _owner(all_frame, (tf.GradientTape,))
+    eager_tape = optimizer is None and getattr(graph, "name", "") in _ALL
     return _call(reducing, grads, None if variables is None else list(variables))._replace(
         direct=False,
         graph=graph,
         optimizer=optimizer,
         scaler=_owner(all_frame, _scalers(), _SCALED),
-        reused=optimizer is None and getattr(graph, "name", "") in _ALL,
+        watched=(getattr(tape, _MARK, None) or None) if eager_tape else (),
     )
 
 
@@ -106,16 +108,26 @@ def _call(reducing: dict[str, Any], source: list[Any], parameters: list[Any] | N
     return Call(source, list(source), parameters, True, process_set, op, factor, None, None, None)
 
 
-def makes_an_optimizer() -> bool:
-    """Return whether Horovod is looking up how the gradients of a new Keras optimizer are reduced.
+def reduced_for() -> list[Any]:
+    """The optimizer, or the variables of the eager tape, for which Horovod looks up how gradients are reduced.
 
     It keeps that by name and compressor, and TensorFlow traces once for all variables of the same shapes, so that two
     models would share what is kept between steps.
+
+    Returns:
+        Nothing outside of such a look-up, and for a tape that has not recorded yet.
     """
     frame = _frame(sys._getframe(1), {"_make_allreduce_grads_fn"}, {"compression"})
     if frame is None or frame.f_back is None or frame.f_back.f_code.co_name != "__init__":
-        return False
-    return isinstance(frame.f_back.f_locals.get("self"), _optimizers())
+        return []
+    caller = frame.f_back.f_locals
+    if isinstance(caller.get("self"), _optimizers()):
+        return [caller["self"]]
+    if isinstance(caller.get("self"), tf.GradientTape) and caller["tape"] is not None and tf.executing_eagerly():
+        watched = list(caller["tape"].watched_variables())
+        setattr(caller["self"], _MARK, watched)
+        return watched
+    return []
 
 
 def momentum(optimizer: Any) -> float:

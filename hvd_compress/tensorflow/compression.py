@@ -94,7 +94,8 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
 
     State belongs to variables: it is kept when a layer is unfrozen and the list of gradients changes. In direct calls
     such as ``hvd.allreduce(tensor, name="x", compression=...)`` it belongs to the name and shape. Several models may
-    share a compressor; without ``tf.function``, only if their shapes differ.
+    share a compressor. Without ``tf.function``, two lists of variables of the same shapes share a state if one tape
+    records both, or if the tape is given to Horovod before it records: use a compressor for each.
 
     It is trackable: ``tf.train.Checkpoint(model=model, compression=compression)`` saves and restores its state. Each
     rank has its own state, so save one checkpoint per rank.
@@ -120,9 +121,9 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
         self._memo = _Memo()
 
     def __hash__(self) -> int:
-        """Return the identity, but another value for each optimizer that is made: see `caller.makes_an_optimizer`."""
-        apart = not self.method.linear and caller.makes_an_optimizer()
-        return hash((id(self), next(_serial) if apart else 0))
+        """Return the identity, but another value for each optimizer and each model: see `caller.reduced_for`."""
+        apart = [] if self.method.linear else caller.reduced_for()
+        return hash((id(self), *sorted(map(_number, apart))))
 
     def __repr__(self) -> str:
         return f"Compression.parse({to_spec(self.method)!r}, merge={self.merge!r})"
@@ -232,7 +233,7 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
         with call.graph.as_default() if call.graph is not None else contextlib.nullcontext():
             gradients = [_shaped(call.gradients[i], call.parameters[i]) for i in present]
             session = self._session(call, [(g, call.parameters[i]) for i, g in zip(present, gradients, strict=True)])
-            session.reused = session.reused or call.reused
+            session.reused = session.reused or call.watched is None
             build = step_by_step if agreement.elastic() else Session.build
             built = build(session, gradients, self._scale_of(call), call.factor)
             with tf.control_dependencies([built.carrier]):
@@ -268,7 +269,7 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
             self._drop(self._memo.calls.use(key, hvd.rank()))
         if key in self._memo.names:
             direct_calls.go_on(key)
-            self._watch(key, [call.optimizer])
+            self._watch(key, [call.optimizer, *(call.watched or ())])
             return self.sessions[self._memo.names[key]]
         facts = [describe(gradient, parameter) for gradient, parameter in pairs]
         label = agreement.label(facts)
@@ -283,7 +284,7 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
         lineage.add(session, key[1:], fresh and not restored)
         self._memo.names[key] = name
         _note_new(session, key, f"Horovod (for {_first(pairs)!r}, ...)")
-        self._watch(key, [call.optimizer, *(parameter for _, parameter in pairs)])
+        self._watch(key, [call.optimizer, *(call.watched or ()), *(parameter for _, parameter in pairs)])
         return session
 
     def _watch(self, key: tuple[Any, ...], owners: list[Any]) -> None:

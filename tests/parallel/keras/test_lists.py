@@ -134,6 +134,23 @@ def compiled(compression: Any) -> Any:
     return model
 
 
+def test_models_of_equal_shapes_have_states_of_their_own_without_a_function() -> None:
+    """Horovod runs a graph that it has traced for all eager tapes of a compressor with gradients of the same shapes."""
+    spec, rates = "topk:ratio=0.05", (0.1, 0.05)
+    compression = Compression.parse(spec)
+    jobs = [Tape(compression, lambda f: f, small_model(), rate) for rate in rates]
+    for step in range(4):
+        for job in jobs:
+            job.run(range(step, step + 1))
+    for job, rate in zip(jobs, rates, strict=True):
+        np.testing.assert_array_equal(job.weights, Tape(spec, lambda f: f, small_model(), rate).run(4).weights)
+    sessions = list(compression.sessions.values())
+    assert [int(session.steps.numpy()) for session in sessions] == [4, 4]
+    del job, jobs
+    gc.collect()
+    assert not compression.sessions and all(int(session.steps.numpy()) < 0 for session in sessions)
+
+
 def test_models_that_are_gone_leave_nothing_behind() -> None:
     """Horovod keeps every compressor that it has met; a session goes with the variables of its model."""
     compression = Compression.topk(ratio=0.05)
