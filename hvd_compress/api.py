@@ -76,7 +76,7 @@ class Factory(Generic[C]):
             f"Compression.{self._name} is a factory; the parentheses are missing: pass Compression.{self._name}()"
         )
 
-    compress = decompress = _not_called
+    compress = decompress = register = all_reduce = _not_called
 
 
 def _checked(spec: str | Routable) -> Router:
@@ -161,6 +161,16 @@ class Catalogue(Generic[C]):
 
     def __init__(self, make: Callable[[Router, Merge], C]) -> None:
         self._make = make
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Not supported.
+
+        Raises:
+            SpecError: Always; it names `parse`.
+        """
+        raise SpecError(
+            'Compression is not called: write Compression.parse("topk:ratio=0.01"), or Compression.topk(ratio=0.01)'
+        )
 
     @cached_property
     def none(self) -> C:

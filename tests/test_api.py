@@ -149,9 +149,15 @@ def test_programs_may_take_compressors_with_them(framework: str, name: str) -> N
 
 
 def test_a_factory_that_was_not_called_says_so() -> None:
-    for use in (COMPRESSION.topk.compress, COMPRESSION.topk.decompress):
+    for use in (COMPRESSION.topk.compress, COMPRESSION.topk.decompress, COMPRESSION.topk.register):
         with pytest.raises(SpecError, match=r"parentheses are missing: pass Compression.topk\(\)"):
             use(None)
+
+
+@pytest.mark.parametrize("values", [("topk",), ()])
+def test_the_catalogue_is_not_called(values: tuple[str, ...]) -> None:
+    with pytest.raises(SpecError, match=r'write Compression\.parse\("topk:ratio=0\.01"\), or Compression\.topk'):
+        COMPRESSION(*values)
 
 
 @pytest.mark.parametrize(

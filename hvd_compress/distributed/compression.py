@@ -186,8 +186,8 @@ class DistributedCompressor(ReducingCompressor):
                 is. None to compress the reduce-scatter, which only some methods support; False for that, too, if the
                 mesh is a part of a larger one whose other ranks hold other parameters.
             optimizer: The optimizer of the model, or all of them. With it, momentum that the method does not support
-                is an error, Adam's where it costs loss is warned of, and gradients that are cleared before it has
-                applied them leave no residual.
+                is an error, Adam's where it costs loss is warned of, and with ``DistributedDataParallel`` gradients
+                that are cleared before it has applied them leave no residual.
 
         Returns:
             This compressor.
