@@ -131,7 +131,9 @@ class Program:
         """The steps, and those after which nothing is outstanding: one of them is dense, or nothing more is given."""
         uses = [Use(number) for number in range(len(self.models))]
         last = [Step(tuple(uses))] if self.matching == "names" else [Step((use,)) for use in uses]
-        return [*self.steps, *last * (24 if self.drains else SWITCH + 1)]
+        large = sum(any(use.large for use in step.uses) for step in self.steps)
+        drained = 24 + math.ceil(large * LARGE * self.ranks / 2**15)  # fp16 clips what a step sends
+        return [*self.steps, *last * (drained if self.drains else SWITCH + 1)]
 
     @property
     def drains(self) -> bool:
