@@ -41,7 +41,7 @@ python:
 quick: dev ## Run the tests that start no job and load no TensorFlow (a minute)
 	$(PYTEST) --quick
 
-test: dev ## Run all tests: under horovodrun with 2 and 3 ranks, then all others (8 minutes)
+test: dev ## Run all tests: under horovodrun with 2 and 3 ranks, then all others (20 minutes)
 	$(VENV)/python tests/parallel/run.py
 	$(PYTEST)
 

@@ -18,7 +18,7 @@ def test_all_that_is_given_is_delivered(adapter: str, draws: int) -> None:
 @pytest.mark.jobs
 @pytest.mark.parametrize("adapter", ["ddp", "fsdp", "horovod", "keras"])
 def test_all_that_is_given_is_delivered_by_a_job(adapter: str) -> None:
-    assert not launch(adapter, 10)
+    assert not launch(adapter, 4)
 
 
 @pytest.mark.jobs
