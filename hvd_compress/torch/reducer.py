@@ -241,7 +241,7 @@ class Reducer:
         votes = self._ballot(self.world, self._due, self._undoes)
         step = Step(votes, self.transport, self._prefix(), self._meter, scale, self._replaces, self._lock)
         self._step = step
-        self._lock.running[step] = self
+        self._lock.running.add(self)
         if not (meets or self._due or self._undoes) and self.begun:
             step.release(self._buckets.layout)
         if self._due and not self.transport.ordered:  # where the order counts, all ranks greet at the same time: later
@@ -366,13 +366,13 @@ class Reducer:
             step.release(self._buckets.layout)
         return True
 
-    def advance(self) -> None:
-        """Advance the running step without waiting, while another one waits; see `StepLock`.
+    def advance(self, advanced: object) -> None:
+        """Advance the running step without waiting, while another one waits; see `StepLock.sleep`.
 
         Where the order of collectives counts, nothing is started before its turn.
         """
         step = self._step
-        if step is None or self.transport.ordered:
+        if step is None or step is advanced or self.transport.ordered:
             return
         all_came = len(self._seen) == len(self._buckets.keys) and not agreement.elastic()
         if step.held and (self._undoes or all_came) and step.votes.are_complete():
@@ -478,8 +478,7 @@ class Reducer:
     def _leave(self) -> Step | None:
         """Return the step that was running."""
         step, self._step = self._step, None
-        if step is not None:
-            self._lock.running.pop(step, None)
+        self._lock.running.discard(self)
         return step
 
     def states(self) -> list[State]:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 from torch import Tensor
 
@@ -19,8 +19,8 @@ _NAP, _SHARE = 50e-6, 0.02
 class Advancing(Protocol):
     """Interface of what advances while others wait."""
 
-    def advance(self) -> None:
-        """Advance without waiting."""
+    def advance(self, advanced: object) -> None:
+        """Advance the running step without waiting, unless it is this one."""
 
 
 class StepLock(threading.Condition):
@@ -29,12 +29,12 @@ class StepLock(threading.Condition):
     Ranks may wait for different steps first, so each must go on with all of them.
 
     Attributes:
-        running: The reducers of the running steps.
+        running: Reducers with a running step.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.running: WeakKeyDictionary[object, Advancing] = WeakKeyDictionary()
+        self.running: WeakSet[Advancing] = WeakSet()
 
     def sleep(self, seconds: float, advanced: object = None) -> None:
         """Advance all running steps, then release the lock for some seconds.
@@ -43,9 +43,8 @@ class StepLock(threading.Condition):
             seconds: The seconds.
             advanced: A step that its caller has just advanced.
         """
-        for step, reducer in list(self.running.items()):
-            if step is not advanced:
-                reducer.advance()
+        for one in list(self.running):
+            one.advance(advanced)
         self.wait(seconds)
 
 
