@@ -26,6 +26,7 @@ from hvd_compress.distributed.sharded_groups import Group, groups_of
 from hvd_compress.distributed.sharded_hooks import CompressedAllReduce, CompressedReduceScatter, watch
 from hvd_compress.distributed.sharded_step import Step
 from hvd_compress.distributed.transport import GroupTransport
+from hvd_compress.distributed.votes import factor_of
 from hvd_compress.errors import StateError, UnsupportedError
 from hvd_compress.methods.base import Method, ReduceScattered
 from hvd_compress.ops.numpy import NumpyOps
@@ -57,7 +58,7 @@ class Scheme(NamedTuple):
     @property
     def factor(self) -> float:
         """Factor of sums; FSDP itself divides by the number of ranks that share the parameters."""
-        return 1.0 if self.replicas is None or self.op == "sum" else 1.0 / self.replicas.size()
+        return 1.0 if self.replicas is None else factor_of(self.op, self.replicas.size())
 
 
 class ShardedReducer:

@@ -45,7 +45,7 @@ class Call(NamedTuple):
             one.
         optimizer: Whose gradients they are; None in a tape.
         scaler: The LossScaleOptimizer that the gradients go back to, still scaled; None without.
-        watched: The variables of an eager tape, for others than which Horovod does not run the graph. None if the tape
+        watched: The variables that an eager tape has recorded: Horovod runs the graph for these only. None if the tape
             had not recorded when Horovod got it: the graph is then run for any variables of the same shapes.
     """
 
@@ -120,12 +120,12 @@ def reduced_for() -> list[Any]:
     frame = _frame(sys._getframe(1), {"_make_allreduce_grads_fn"}, {"compression"})
     if frame is None or frame.f_back is None or frame.f_back.f_code.co_name != "__init__":
         return []
-    caller = frame.f_back.f_locals
-    if isinstance(caller.get("self"), _optimizers()):
-        return [caller["self"]]
-    if isinstance(caller.get("self"), tf.GradientTape) and caller["tape"] is not None and tf.executing_eagerly():
-        watched = list(caller["tape"].watched_variables())
-        setattr(caller["self"], _MARK, watched)
+    making = frame.f_back.f_locals
+    if isinstance(making.get("self"), _optimizers()):
+        return [making["self"]]
+    if isinstance(making.get("self"), tf.GradientTape) and making["tape"] is not None and tf.executing_eagerly():
+        watched = list(making["tape"].watched_variables())
+        setattr(making["self"], _MARK, watched)
         return watched
     return []
 
