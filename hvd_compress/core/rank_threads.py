@@ -8,8 +8,9 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from hvd_compress.core.collectives import Collective, Scope, World
@@ -252,6 +253,7 @@ class ThreadTransport:
     _counts: Counter[Scope] = field(default_factory=Counter, repr=False, compare=False)
     _lanes: dict[str, ThreadTransport] = field(default_factory=dict, repr=False, compare=False)
     _connected: list[bool] = field(default_factory=list, repr=False, compare=False)
+    _serials: Iterator[int] = field(default_factory=count, repr=False, compare=False)
 
     missing = LACKS
     members = ()
@@ -266,6 +268,10 @@ class ThreadTransport:
         """Whether all ranks must start collectives in the same order."""
         return self.ranks.matching != "names"
 
+    def apart(self) -> ThreadTransport:
+        """Return a transport of the same ranks whose buckets have channels of their own."""
+        return replace(self, _lanes={}, _connected=[])
+
     def lanes(self, keys: Sequence[str]) -> Mapping[str, ThreadTransport] | None:
         """Return a transport for each bucket, or None if they take turns."""
         if self.ranks.matching == "names":
@@ -274,7 +280,8 @@ class ThreadTransport:
             return None
         for key in keys:
             if key not in self._lanes:
-                self._lanes[key] = replace(self, channel=f"{self.channel}/{key}", _counts=Counter(), _lanes={})
+                channel = f"{self.channel}/{next(self._serials)}"
+                self._lanes[key] = replace(self, channel=channel, _counts=Counter(), _lanes={})
         return self._lanes
 
     def connect(self) -> None:

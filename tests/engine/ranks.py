@@ -118,7 +118,7 @@ class Compressor(ReducingCompressor):
         label = self._registry.label(
             agreement.label([Gradient(name, (), "") for name, _ in named]), {id(p) for _, p in named}
         )
-        here = transport()
+        here = transport().apart()
 
         def ballot(world: World, asking: bool, undoing: bool) -> GroupVotes:
             votes = _Named(transport(), f"votes.{self._number}.{label}.{next(self._steps[label, transport().number])}")
