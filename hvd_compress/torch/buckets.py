@@ -237,11 +237,11 @@ class Buckets:
         before = [one for former, undone in zip(formers, thrown, strict=True) for one in former.kept(before=undone)]
         self._take_over([one for former in formers for one in former.kept()], before)
         for former in formers:
-            former._lend(self.living())
+            former.lend(self.living())
         return goes_on
 
-    def _lend(self, keys: set[int]) -> None:
-        """Forget the states of gradients that others have taken over."""
+    def lend(self, keys: set[int]) -> None:
+        """Forget the states of parameters that others have taken over."""
         for key in keys & self._parameters.keys():
             self._lent.add(key)
             if key in self.layout.places:

@@ -155,8 +155,8 @@ class Reducer:
 
     @property
     def begun(self) -> bool:
-        """Whether the buckets, and so their states, exist."""
-        return self._buckets.begun
+        """Whether a step has ended, and so a state exists: on all ranks, unlike buckets that a step given up has left."""
+        return self.steps > 0
 
     @property
     def world(self) -> World:
@@ -222,7 +222,7 @@ class Reducer:
         if self._undoes:
             self._decide(step, wait=self.transport.ordered)
         self._threads.add(threading.get_ident())
-        if not self.begun:
+        if not self._buckets.begun:
             self._early[key] = Came.IN_BACKWARD if in_backward() else Came.LATE
         self._seen.add(key)
         vote, entry = step.add(key, grad, parameter, call, used)
@@ -242,7 +242,7 @@ class Reducer:
         step = Step(votes, self.transport, self._prefix(), self._meter, scale, self._replaces, self._lock)
         self._step = step
         self._lock.running.add(self)
-        if not (meets or self._due or self._undoes) and self.begun:
+        if not (meets or self._due or self._undoes) and self._buckets.begun:
             step.release(self._buckets.layout)
         if self._due and not self.transport.ordered:  # where the order counts, all ranks greet at the same time: later
             self._greet()
@@ -354,7 +354,7 @@ class Reducer:
             self._decide(step)
             if self._undoes:
                 return False
-        if not self.begun:
+        if not self._buckets.begun:
             came = self._came_anywhere()
             if came is None:
                 return False
@@ -490,7 +490,10 @@ class Reducer:
         return self._buckets.living()
 
     def inherit(self, formers: Sequence[Reducer]) -> None:
-        """Take over the states of the same parameters from former reducers."""
+        """Take over the same parameters from former reducers, with their states."""
+        for former in formers:
+            if not former.begun:
+                former._buckets.lend(self.living())
         formers = [former for former in formers if former.begun]
         if not formers:
             return

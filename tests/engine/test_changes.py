@@ -128,6 +128,20 @@ def test_a_new_optimizer_on_one_rank_alone_goes_on() -> None:
     assert torch.equal(job.weights, calm.weights)
 
 
+@pytest.mark.matched("names")  # no rank prepares a step early where the order counts
+def test_a_first_step_that_one_rank_has_prepared_when_it_is_given_up() -> None:
+    """As while it waits for another optimizer: the new optimizer begins at zero on all ranks, as does a saved state."""
+    job, calm = Job("topk:ratio=0.05"), Job("topk:ratio=0.05").run(3)
+    job.backward(7)
+    while not (job.reducer._buckets.begun if rank() else job.reducer._coming):
+        job.reducer.advance(None)
+    job.optimizer.load_state_dict(job.optimizer.state_dict())
+    job.optimizer.zero_grad()
+    assert job.compression.state_dict()["sessions"] == {}
+    assert torch.equal(again(job).run(3).weights, calm.weights)
+    assert len(list(job.compression._registry)) == 1
+
+
 def test_a_new_optimizer_beside_the_old_one_is_refused() -> None:
     old = Job("topk").run(1)
     old.backward(1)
