@@ -15,7 +15,7 @@ from hvd_compress.bucketing import PRECISION, Gradient, Merge, check_merge
 from hvd_compress.checkpoint.agreement import unwrapped
 from hvd_compress.checkpoint.resharding import Former, Kept, Leaves, redistribute
 from hvd_compress.core.collectives import World
-from hvd_compress.core.state_tree import OF_PART, Kind, Per, Role, kinds
+from hvd_compress.core.state_tree import Kind, Per, Role, kinds
 from hvd_compress.errors import SpecError, StateError
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.spec import parse, to_spec
@@ -428,7 +428,7 @@ def _own(saved: SavedSession, key: str, kept: Kept, kinds: Mapping[str, Kind], w
     """Return the leaves of a bucket of the same rank; what belongs to a part of the bucket, only on the same nodes."""
     if saved.local_size == world.local_size:
         return saved.buckets[key]
-    return {path: kept.leaves[path] if kinds[path] == OF_PART else leaf for path, leaf in saved.buckets[key].items()}
+    return {path: kept.leaves[path] if kinds[path].within else leaf for path, leaf in saved.buckets[key].items()}
 
 
 def _check(key: str, fresh: Leaves, saved: Leaves, kinds: Mapping[str, Kind]) -> None:
@@ -436,7 +436,7 @@ def _check(key: str, fresh: Leaves, saved: Leaves, kinds: Mapping[str, Kind]) ->
     for path, leaf in fresh.items():
         old, new = np.asarray(leaf), np.asarray(saved.get(path))
         kind = kinds.get(path, Kind())
-        fits = new.dtype == old.dtype and (new.shape == old.shape or kind.per is Per.PART or kind == OF_PART)
+        fits = new.dtype == old.dtype and (new.shape == old.shape or kind.per is Per.PART or kind.within)
         if not fits:
             raise StateError(
                 f"{path!r} of bucket {key!r} does not match: expected shape {old.shape} and {old.dtype}, got shape"

@@ -46,11 +46,13 @@ class Kind(NamedTuple):
         role: Ownership.
         per: Extent.
         residual: Whether it is the residual, in the units of the gradient.
+        within: Extent in the part of the bucket that this rank has of its node's; None if it is of the bucket.
     """
 
     role: Role = Role.SHARED
     per: Per = Per.BUCKET
     residual: bool = False
+    within: Per | None = None
 
 
 Residual: TypeAlias = Annotated[Any, Kind(Role.OWN, Per.COORDINATE, residual=True)]
@@ -66,7 +68,7 @@ PrivateVector: TypeAlias = Annotated[Any, Kind(Role.PRIVATE, Per.COORDINATE)]
 PrivateCode: TypeAlias = Annotated[Any, Kind(Role.PRIVATE, Per.WHOLE)]
 ServedCode: TypeAlias = Annotated[Any, Kind(Role.PASSING, Per.PART)]
 
-OF_PART = Kind(Role.PASSING, Per.WHOLE)
+OF_PART = Kind(Role.PASSING, Per.WHOLE, within=Per.WHOLE)
 Within: TypeAlias = Annotated[Any, OF_PART]
 """State of a method that has a part of the bucket: of its leaves, only counters can be resharded."""
 
@@ -104,7 +106,8 @@ def kinds(state: State, path: str = "", kind: Kind = Kind()) -> dict[str, Kind]:
     for name, part in _children(state):
         mine, at = declared.get(name, kind), f"{path}.{name}" if path else name
         if mine == OF_PART:
-            found |= {leaf: one if one == Kind() else OF_PART for leaf, one in kinds(part, at).items()}
+            inner = kinds(part, at).items()
+            found |= {leaf: one if one == Kind() else OF_PART._replace(within=one.per) for leaf, one in inner}
         else:
             found |= kinds(part, at, mine)
     return found

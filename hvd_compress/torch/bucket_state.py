@@ -11,7 +11,7 @@ from torch import Tensor
 from hvd_compress.bucketing import Planned
 from hvd_compress.checkpoint.resharding import places_of, slices
 from hvd_compress.core.collectives import State, World
-from hvd_compress.core.state_tree import Kind, Per, Role, flatten, kinds, unflatten
+from hvd_compress.core.state_tree import Kind, Per, flatten, kinds, unflatten
 from hvd_compress.ops.torch_devices import torch_ops
 
 
@@ -33,7 +33,7 @@ class BucketState:
 
     def __init__(self, planned: Planned, device: torch.device, world: World) -> None:
         self.bucket, self.method = planned.bucket, planned.method
-        self._rank = world.rank
+        self._world = world
         self.ops = torch_ops(device)
         self.state: State = self.method.init(self.ops, self.bucket, world)
         self.spans = slices(self.bucket.sizes)
@@ -96,7 +96,7 @@ class BucketState:
             return state
         leaves = flatten(state)
         for path, kind in kinds(state).items():
-            if kind.residual if residual else kind.per is Per.COORDINATE or kind.role is Role.SERVED:
+            if kind.residual if residual else {kind.per, kind.within} & {Per.COORDINATE, Per.PART}:
                 leaves[path] = leaves[path].clone()
                 for place in self._places(path, kind, positions):
                     leaves[path][place] = 0
@@ -132,12 +132,17 @@ class BucketState:
             places = places_of(path, self.method, self.bucket)
             return [places[position] for position in positions]
         spans = [self.spans[position] for position in positions]
-        if kind.role is Role.SERVED:
-            size = len(flatten(self.state)[path])
-            begin = self._rank * size
-            clipped = [(max(span.start - begin, 0), min(span.stop - begin, size)) for span in spans]
-            return [slice(start, stop) for start, stop in clipped if start < stop]
-        return spans if kind.per is Per.COORDINATE else []
+        if kind.per is Per.COORDINATE:
+            return spans
+        per, leaf, world = kind.within or kind.per, flatten(self.state)[path], self._world
+        if per not in (Per.COORDINATE, Per.PART) or not leaf.is_floating_point():  # no slices of a code are known
+            return []
+        begin = world.local_rank * -(-self.bucket.numel // world.local_size) if kind.within else 0
+        size = len(leaf)
+        if per is Per.PART:
+            begin += (world.node if kind.within else world.rank) * size
+        clipped = [(max(span.start - begin, 0), min(span.stop - begin, size)) for span in spans]
+        return [slice(start, stop) for start, stop in clipped if start < stop]
 
     @staticmethod
     def _tensors(state: State) -> list[Tensor]:

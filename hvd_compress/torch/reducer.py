@@ -155,7 +155,7 @@ class Reducer:
 
     @property
     def begun(self) -> bool:
-        """Whether a step has ended, and so a state exists: on all ranks, unlike buckets that a step given up has left."""
+        """Whether a step has ended, on all ranks alike, and so a state exists; a step given up may leave buckets."""
         return self.steps > 0
 
     @property

@@ -43,6 +43,12 @@ def test_what_is_held_of_a_frozen_parameter_is_forgotten_as_a_whole(spec: str) -
     assert frozen.grad is not None and not frozen.grad.any()
 
 
+@pytest.mark.matched("nodes")
+@pytest.mark.parametrize("spec", ["efsignsgd:twoway=on,block=64", "block8:block=64"])
+def test_nor_does_a_node_keep_what_it_serves_of_a_frozen_parameter(spec: str) -> None:
+    test_what_is_held_of_a_frozen_parameter_is_forgotten_as_a_whole(f"{spec},hierarchical=on")
+
+
 @pytest.mark.parametrize("spec", ["topk:ratio=0.05", "topk:ratio=0.05,feedback=ef21", "powersgd:rank=2"])
 def test_a_frozen_parameter_is_one_whose_gradient_is_zero(spec: str) -> None:
     """And of which nothing is kept: neither in it nor in its neighbours is a trace of what was. Then it is trained."""

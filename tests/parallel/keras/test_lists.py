@@ -174,7 +174,7 @@ def left_by_models(compression: Any) -> tuple[int, list[int]]:
             model = tf.keras.Sequential([tf.keras.Input((64,)), *(tf.keras.layers.Dense(4096) for _ in range(2))])
             optimizer = hvd_keras.DistributedOptimizer(tf.keras.optimizers.SGD(1e-4), compression=compression)
             model.compile(optimizer=optimizer, loss="mse")
-            model.fit(x, y, batch_size=4, verbose=0)
+            model.fit(x, y, batch_size=8, verbose=0)
             alive.append(weakref.ref(model.layers[0].kernel))
             del model, optimizer
             gc.collect()

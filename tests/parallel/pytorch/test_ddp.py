@@ -437,7 +437,8 @@ def test_deleted_models_leave_nothing_behind(own_group: bool) -> None:
             dist.destroy_process_group(group)
         return layer.weight
 
-    left_by(cycle)
+    if own_group:
+        left_by(cycle)
     plain, compression = in_use(), Compression.parse("topk:ratio=0.01")
     assert left_by(lambda: cycle(compression)).little
     assert compression.state_dict()["sessions"] == {}
