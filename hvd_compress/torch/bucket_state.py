@@ -13,6 +13,7 @@ from hvd_compress.checkpoint.resharding import places_of, slices
 from hvd_compress.core.collectives import State, World
 from hvd_compress.core.state_tree import Kind, Per, flatten, kinds, unflatten
 from hvd_compress.ops.torch_devices import torch_ops
+from hvd_compress.wrappers.hierarchy import cut
 
 
 class BucketState:
@@ -137,7 +138,7 @@ class BucketState:
         per, leaf, world = kind.within or kind.per, flatten(self.state)[path], self._world
         if per not in (Per.COORDINATE, Per.PART) or not leaf.is_floating_point():  # no slices of a code are known
             return []
-        begin = world.local_rank * -(-self.bucket.numel // world.local_size) if kind.within else 0
+        begin = world.local_rank * cut(self.bucket.shapes, world.local_size).length if kind.within else 0
         size = len(leaf)
         if per is Per.PART:
             begin += (world.node if kind.within else world.rank) * size

@@ -155,7 +155,7 @@ class Reducer:
 
     @property
     def begun(self) -> bool:
-        """Whether a step has ended, on all ranks alike, and so a state exists; a step given up may leave buckets."""
+        """Whether a step has completed: the same on all ranks, while an aborted step may leave buckets on some."""
         return self.steps > 0
 
     @property
