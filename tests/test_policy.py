@@ -240,7 +240,8 @@ def test_stages_must_grow(ends: list[int]) -> None:
 
 
 def test_a_residual_that_holds_most_of_a_gradient_is_a_momentum() -> None:
-    lagging = {"topk", "gtopk", "threshold", "sidco", "topkc", "scalecom", "randomk", "blockk", "onebit", "efsignsgd"}
+    sparse = {"topk", "gtopk", "threshold", "sidco", "topkc", "scalecom", "randomk", "blockk", "ctk"}
+    lagging = sparse | {"onebit", "efsignsgd"}
     assert {name for name in REGISTRY if parse(name).adds_momentum} == lagging
     routers = [parse(f"topk:{option}") for option in ("warmup=8", "hierarchical=on", "every=9", "measure=on")]
     routers += [by_name({"head": parse("none"), "*": parse("topk")}), phases({0: parse("none"), 9: parse("topk")})]

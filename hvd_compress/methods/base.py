@@ -350,8 +350,3 @@ def clear(ops: Ops, x: Array, chosen: Chosen | Unsent) -> Array:
     if chosen.width == 1:
         return ops.put(x, chosen.rows, 0.0)
     return ops.reshape(ops.put(rows_of(ops, x, chosen.width), chosen.rows, 0.0), (-1,))[: int(x.shape[0])]
-
-
-def count(ratio: float, numel: int) -> int:
-    """Return how many of ``numel`` coordinates a ratio keeps: rounded, and at least one."""
-    return min(numel, max(1, round(ratio * numel)))

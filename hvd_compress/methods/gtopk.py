@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Array
 from hvd_compress.core.totals import Scattered, Total, dense
-from hvd_compress.methods.base import Example, count, register
+from hvd_compress.methods.base import Example, register
 from hvd_compress.methods.topk import TopK
 from hvd_compress.ops import Ops
+from hvd_compress.ops.code import count
 
 
 @register

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Chosen, Exchange, Exchanging, World
 from hvd_compress.core.totals import Scattered
-from hvd_compress.methods.base import Counted, Example, Method, check_range, count, register
+from hvd_compress.methods.base import Counted, Example, Method, check_range, register
 from hvd_compress.methods.sparse import within
 from hvd_compress.ops import Ops
+from hvd_compress.ops.code import count
 
 
 @register

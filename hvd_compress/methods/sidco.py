@@ -12,9 +12,10 @@ import numpy as np
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Array, World
 from hvd_compress.core.state_tree import Private
-from hvd_compress.methods.base import Example, check_range, count, register
+from hvd_compress.methods.base import Example, check_range, register
 from hvd_compress.methods.sparse import Sparse
 from hvd_compress.ops import Ops
+from hvd_compress.ops.code import count
 
 FIRST = 0.25
 """Share of the coordinates above the threshold of the first of several stages."""

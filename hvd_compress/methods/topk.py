@@ -7,9 +7,10 @@ from typing import ClassVar
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Array, State
-from hvd_compress.methods.base import Example, check_range, count, register
+from hvd_compress.methods.base import Example, check_range, register
 from hvd_compress.methods.sparse import Sparse
 from hvd_compress.ops import Ops
+from hvd_compress.ops.code import count
 
 
 @register

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Array, Chosen, Exchange, Exchanging, State, World
-from hvd_compress.methods.base import LARGEST_BLOCK, Example, Method, check_range, check_whole, count, register, rows_of
+from hvd_compress.methods.base import LARGEST_BLOCK, Example, Method, check_range, check_whole, register, rows_of
 from hvd_compress.ops import Ops
+from hvd_compress.ops.code import count
 
 
 @register

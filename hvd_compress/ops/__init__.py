@@ -100,7 +100,7 @@ class Ops(Protocol):
         """Return orthonormal columns that span those of ``x``, shape (n, r) with r <= n; ``x`` may have any rank."""
 
     def top_indices(self, x: Array, k: int) -> Array:
-        """Return the ascending indices of the ``k`` largest magnitudes; ties go to the lower index."""
+        """Return the ascending indices of the ``k`` largest magnitudes of the last axis; ties go to the lower index."""
 
     def kth_magnitude(self, x: Array, k: int) -> Array:
         """Return the k-th largest magnitude, a scalar; k counts from 1."""

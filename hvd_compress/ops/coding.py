@@ -10,6 +10,7 @@ from hvd_compress.ops import Ops
 from hvd_compress.ops.blocks import Blocks
 from hvd_compress.ops.code import FLOAT8, LARGEST, Code
 from hvd_compress.ops.packing import packed_size
+from hvd_compress.ops.top_code import decode_top, encode_top
 
 Encode: TypeAlias = Callable[[Ops, Array, Code, Any], Array]
 Decode: TypeAlias = Callable[[Ops, Array, Code, int, str], Array]
@@ -165,4 +166,5 @@ _CODES: dict[str, tuple[Encode, Decode]] = {
     "bfloat16": (_encode_bfloat16, _decode_bfloat16),
     "e4m3": (_encode_float8, _decode_float8),
     "e5m2": (_encode_float8, _decode_float8),
+    "top": (lambda ops, x, code, seed: encode_top(ops, x, code), decode_top),
 }

@@ -193,7 +193,7 @@ class Compiled(OnHost):
         return self.call(lambda x, least: [cpu.above(x, float(least))], [("int64", (None,))], x, threshold)[0]
 
     def top_indices(self, x: Array, k: int) -> Array:
-        if not self._fits(x):
+        if len(x.shape) > 1 or not self._fits(x):
             return super().top_indices(x, k)  # type: ignore[safe-super]  # the framework's own
         return self.call(lambda x: [cpu.top_indices(x, k)], [("int64", (k,))], x)[0]
 

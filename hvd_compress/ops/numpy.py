@@ -101,7 +101,7 @@ class NumpyOps(Composed):
         return q
 
     def top_indices(self, x: Arr, k: int) -> Arr:
-        return np.sort(np.argsort(-np.abs(x), kind="stable")[:k])
+        return np.sort(np.argsort(-np.abs(x), kind="stable")[..., :k])
 
     def kth_magnitude(self, x: Arr, k: int) -> Arr:
         return np.asarray(-np.partition(-np.abs(x), k - 1)[k - 1])

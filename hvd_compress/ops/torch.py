@@ -147,9 +147,11 @@ class TorchOps(OnHost):
         return q
 
     def top_indices(self, x: Tensor, k: int) -> Tensor:
+        size = x.abs()
+        if x.ndim > 1:
+            return torch.sort(size.sort(dim=-1, descending=True, stable=True).indices[..., :k], dim=-1).values
         if k == x.numel():
             return self.arange(k)
-        size = x.abs()
         least = torch.topk(size, k, sorted=False).values.min()
         above = torch.nonzero(size > least).flatten()
         ties = torch.nonzero(size == least).flatten()  # torch.topk leaves open which of these it takes

@@ -11,6 +11,7 @@ from torch import Tensor
 from hvd_compress.core.collectives import Array
 from hvd_compress.core.totals import Total, dense
 from hvd_compress.kernels import cuda
+from hvd_compress.kernels.cuda.top_code import fits
 from hvd_compress.ops.code import Code
 from hvd_compress.ops.torch import TorchOps, largest
 
@@ -40,12 +41,12 @@ class TorchCudaOps(TorchOps):
         return largest([whole, *(to for _, to in pieces if to.dtype is not whole.dtype)])
 
     def quantise(self, x: Tensor, code: Code, seed: Any = 0, keep: bool = False) -> tuple[Array, Array | None]:
-        if not self._fits(x):
+        if not (self._fits(x) and fits(code)):
             return super().quantise(x, code, seed, keep)
         return cuda.quantise(x, code, seed, keep, x if keep else None)
 
     def dequantise(self, rows: Tensor, code: Code, n: int, dtype: str, join: bool = False) -> Array:
-        if dtype != "float32" or not n:
+        if dtype != "float32" or not (n and fits(code)):
             return super().dequantise(rows, code, n, dtype, join)
         return cuda.dequantise(rows, code, n, join)
 
@@ -74,7 +75,7 @@ class TorchCudaOps(TorchOps):
         return cuda.above(x, threshold) if self._fits(x) else super().above(x, threshold)
 
     def top_indices(self, x: Tensor, k: int) -> Array:
-        return cuda.top_indices(x, k) if self._fits(x) else super().top_indices(x, k)
+        return cuda.top_indices(x, k) if x.ndim == 1 and self._fits(x) else super().top_indices(x, k)
 
     def kth_magnitude(self, x: Tensor, k: int) -> Array:
         return cuda.kth_magnitude(x, k) if self._fits(x) else super().kth_magnitude(x, k)

@@ -13,10 +13,11 @@ from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllGather, AllReduce, Array, Exchange, Exchanging, State, World
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
-from hvd_compress.methods.base import Method, check_range, count
+from hvd_compress.methods.base import Method, check_range
 from hvd_compress.methods.sparse import HALF_MAX
 from hvd_compress.methods.topk import TopK
 from hvd_compress.ops import Ops
+from hvd_compress.ops.code import count
 from hvd_compress.ops.packing import packed_size
 from hvd_compress.spec import MEMORY, OPTIONS, make, nearest, read
 

@@ -29,8 +29,9 @@ EXACT = [
     Code("bfloat16", 16),
     *(Code("e4m3", 8, block, dither=block != 512) for block in (1, 77, 512, 100_000)),
     *(Code("e5m2", 8, block, dither=block == 512) for block in (1, 77, 512, 100_000)),
+    *(Code("top", 2, size, ratio=share) for size, share in [(1, 1), (77, 0.3), (512, 1), (1024, 0.03), (10**5, 1e-4)]),
 ]
-"""Codes whose scales are no sums, so that all bits agree."""
+"""Codes whose scales are no sums, or rounded ones, so that all bits agree."""
 SUMMED = [
     Code("l2", 4, 512),
     Code("l2", 2, 5000),

@@ -23,6 +23,7 @@ CODES = {
     "fp8 e4m3": Code("e4m3", 8, 1024, dither=False),
     "efsignsgd": Code("mean", 1, 1024),
     "bf16": Code("bfloat16", 16),
+    "ctk": Code("top", 2, 1024, ratio=0.03),
 }
 RUNS, STREAMS, ROUNDS = 20, 4, 50
 BUSY = 4096

@@ -8,12 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_compress.errors import ExchangeError
+from hvd_compress.kernels.cpu.casts import from_bfloat16
 from hvd_compress.kernels.cpu.float8 import decode_float8, encode_float8
 from hvd_compress.kernels.cpu.levels import CLIPPED, L2, PEAK, decode_levels, encode_levels
 from hvd_compress.kernels.cpu.powers import decode_bfloat16, decode_powers, encode_bfloat16, encode_powers
 from hvd_compress.kernels.cpu.signs import decode_signs, encode_signs
+from hvd_compress.kernels.cpu.top_code import decode_top, encode_top
 from hvd_compress.ops import second_key, wrong_length
-from hvd_compress.ops.code import Code, Float8
+from hvd_compress.ops.blocks import Blocks
+from hvd_compress.ops.code import Code, Float8, Record
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -42,6 +45,10 @@ def quantise(x: Floats, code: Code, seed: int, out: Floats | None = None) -> Byt
         encode_bfloat16(x, data.view(np.uint16), left)
     elif code.kind == "powers":
         encode_powers(x, *_keys(seed), data, left)
+    elif code.kind == "top":
+        blocks, record = _records(code, n)
+        head, records = data[: 4 * blocks.number].view(np.uint16), data[4 * blocks.number :]
+        encode_top(x, blocks.size, *record, head.reshape(2, -1), records.reshape(-1, record.size), left)
     else:
         block, skip = _layout(code, n)
         scales, planes = data[:skip].view(np.float32), data[skip:]
@@ -98,6 +105,12 @@ def _decode(rows: Bytes, code: Code, n: int, first: int, last: int, out: Floats)
         decode_bfloat16(_aligned(rows, np.uint16), first, last, out)
     elif code.kind == "powers":
         decode_powers(rows, first, last, out)
+    elif code.kind == "top":
+        cut, record = _records(code, n)
+        skip = 4 * cut.number
+        scales = from_bfloat16(np.ascontiguousarray(rows[:, :skip]).view(np.uint16).reshape(-1))
+        both = scales.reshape(len(rows), 2, cut.number)
+        decode_top(rows, both, cut.size, *record, skip, record.size, first, last, out)
     else:
         block, skip = _layout(code, n)
         blocks = slice(first // block, -(-last // block))
@@ -111,6 +124,11 @@ def _decode(rows: Bytes, code: Code, n: int, first: int, last: int, out: Floats)
                 decode_float8(rows, steps, *_float8(code.float8), block, skip, first, last, out)
             else:
                 decode_levels(rows, steps, code.bits, block, n, skip, first, last, out)
+
+
+def _records(code: Code, n: int) -> tuple[Blocks, Record]:
+    blocks = Blocks.of(n, code.block)
+    return blocks, Record.of(blocks.size, code.ratio)
 
 
 def _layout(code: Code, n: int) -> tuple[int, int]:

@@ -46,6 +46,10 @@ CODES = (
     Code("e4m3", 8, 100),
     Code("e5m2", 8, 512),
     Code("e5m2", 8, 10**6, dither=False),
+    Code("top", 2, 512, ratio=0.03),
+    Code("top", 2, 300, ratio=0.3),
+    Code("top", 2, 1500, ratio=0.01),
+    Code("top", 2, 1024, ratio=1),
 )
 SOME = [code for code in CODES if code.block in (1, 100, 512) and code.bits not in (3, 5, 7)]
 
@@ -81,7 +85,7 @@ def check(x: Arr, code: Code, seed: int) -> None:
     assert nothing is None and data.dtype == torch.uint8 and data.shape == expected.shape
     head = 4 * code.scales * Blocks.of(n, code.block).number
     mine = get(data)
-    if code.kind in ("max", "one", "powers", "bfloat16", "e4m3", "e5m2"):
+    if code.kind in ("max", "one", "powers", "bfloat16", "e4m3", "e5m2", "top"):
         np.testing.assert_array_equal(mine, expected)
     else:  # sums in another order
         scales, theirs = (part[:head].view(np.float32) for part in (mine, expected))

@@ -37,6 +37,7 @@ CODES = (
     Code("bfloat16", 16),
     Code("e4m3", 8, 512, dither=False),
     Code("e5m2", 8, 100),
+    Code("top", 2, 1024, ratio=0.03),
 )
 
 
