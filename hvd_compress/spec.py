@@ -16,6 +16,7 @@ from hvd_compress.wrappers.error_feedback import EF21, ErrorFeedback
 from hvd_compress.wrappers.hierarchy import Hierarchical
 from hvd_compress.wrappers.measure import Measured
 from hvd_compress.wrappers.momentum import Momentum, MomentumCorrection
+from hvd_compress.wrappers.precondition import Precondition
 from hvd_compress.wrappers.router import Everywhere, Routable, Router, Selective, routed
 from hvd_compress.wrappers.schedule import Delayed, Schedule, schedule
 
@@ -43,6 +44,8 @@ OPTIONS: dict[str, Any] = {
     "every": 0,
     "delay": 0,
     "measure": False,
+    "preconditioned": False,
+    "beta2": 0.95,
 }
 """Options that choose where and when to compress, with their defaults."""
 
@@ -78,6 +81,9 @@ def parse(spec: str) -> Router:
       step every n steps) and ``delay=k`` (see `hvd_compress.wrappers.schedule.Delayed`);
     * nodes with several ranks: ``hierarchical=on`` sums without compression within a node, in 16 bits with
       ``inside=fp16``, and compresses between nodes (see `hvd_compress.wrappers.hierarchy.Hierarchical`);
+    * ``preconditioned=on|off``: divide by the root of the second moment before compression, as Adam does, so that SGD
+      without momentum applies the result; with ``beta2`` and ``clip_norm`` (see
+      `hvd_compress.wrappers.precondition.Precondition`);
     * ``measure=on|off``: compare each sum with the exact one, at the cost of an uncompressed allreduce.
 
     Args:
@@ -203,6 +209,8 @@ def _compose(method: Method, o: Mapping[str, Any]) -> Router:
     """Wrap a method as its options say."""
     if o.get("inside", "none") != "none" and not o["hierarchical"]:
         raise SpecError(f"inside={o['inside']} has no effect without hierarchical=on: add it, or leave out inside")
+    if o.get("beta2", OPTIONS["beta2"]) != OPTIONS["beta2"] and not o["preconditioned"]:
+        raise SpecError(f"beta2={o['beta2']} has no effect without preconditioned=on: add it, or leave out beta2")
     if o.get("hierarchical"):
         masks = bool(o["momentum"]) and o["feedback"] == "on"
         method = Hierarchical(method, o["inside"], masks)
@@ -217,6 +225,8 @@ def _compose(method: Method, o: Mapping[str, Any]) -> Router:
     dense = DENSE[o["dense"]]
     if o["momentum"]:
         dense = Momentum(dense, o["momentum"], o["nesterov"])
+    if o["preconditioned"]:
+        result, dense = (Precondition(method, o["beta2"], o["clip_norm"]) for method in (result, dense))
     return Selective(result, dense, o["min_size"], o["vectors"])
 
 
@@ -224,7 +234,8 @@ def _remember(method: Method, o: Mapping[str, Any]) -> Method:
     """Wrap a method in error feedback or momentum as its options say."""
     if o.get("momentum"):
         if o["feedback"] == "on":
-            return MomentumCorrection(method, o["momentum"], o["nesterov"], o["clip_norm"])
+            clip_norm = 0.0 if o["preconditioned"] else o["clip_norm"]  # of gradients, not of updates
+            return MomentumCorrection(method, o["momentum"], o["nesterov"], clip_norm)
         if o["feedback"] == "off":
             return Momentum(method, o["momentum"], o["nesterov"])
         raise SpecError("momentum is not supported with feedback=ef21: take feedback=on or feedback=off")
@@ -235,12 +246,13 @@ def _remember(method: Method, o: Mapping[str, Any]) -> Method:
 
 def _check_memory(name: str, router: Router, given: Mapping[str, Any]) -> None:
     """Reject options that the chosen feedback or momentum does not have."""
-    memory = _decompose(router)[1]["memory"]
+    options = _decompose(router)[1]
     for key, default in MEMORY.items():
-        if given.get(key, default) != default and not hasattr(memory, key):
+        clips = key == "clip_norm" and options["preconditioned"]
+        if given.get(key, default) != default and not (hasattr(options["memory"], key) or clips):
             raise SpecError(
                 f"{key}={written(given[key])} has no effect for {name} with this feedback: decay and lowpass need"
-                " feedback=on, nesterov needs momentum, clip_norm needs both"
+                " feedback=on, nesterov needs momentum, clip_norm needs both or preconditioned=on"
             )
 
 
@@ -277,8 +289,14 @@ def _decompose(router: Router) -> tuple[Method | None, dict[str, Any]]:
     if not isinstance(router, Selective | Everywhere):
         return None, options
     inner = router.core
+    before: dict[str, Any] = {}
+    if isinstance(inner, Precondition):
+        before = {"preconditioned": True, "beta2": inner.beta2, "clip_norm": inner.clip_norm}
+        inner = inner.inner
     if isinstance(router, Selective):
-        dense = router.dense_method.inner if isinstance(router.dense_method, Momentum) else router.dense_method
+        dense = router.dense_method
+        while isinstance(dense, Precondition | Momentum):
+            dense = dense.inner
         options["dense"] = next((name for name, known in DENSE.items() if known == dense), "")
         options |= {"min_size": router.min_size, "vectors": router.vectors}
     if isinstance(inner, Delayed):
@@ -297,7 +315,7 @@ def _decompose(router: Router) -> tuple[Method | None, dict[str, Any]]:
     if isinstance(inner, Hierarchical):
         options |= {"hierarchical": True, "inside": inner.inside}
         inner = inner.inner
-    return inner, options
+    return inner, options | before
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

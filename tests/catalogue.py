@@ -72,6 +72,7 @@ SPECS = [
     "topk:ratio=0.05,momentum=0.5,nesterov=on",
     "qsgd:bits=3,twoway=on",
     "thc:rotation=full,overflow=saturate",
+    "ctk:ratio=0.1,chunk=64,preconditioned=on",
 ]
 """For tests on real Horovod: every way to communicate of every method, and every kind of memory."""
 

@@ -41,7 +41,7 @@ LAYERS = [
     ["methods"],
     ["wrappers", "wrappers.error_feedback", "wrappers.measure"],
     ["wrappers.momentum", "wrappers.schedule"],
-    ["wrappers.router"],
+    ["wrappers.precondition", "wrappers.router"],
     ["spec"],
     ["bucketing", "stats"],
     ["bucket_autotune", "checkpoint", "checkpoint.agreement", "checkpoint.resharding"],

@@ -13,7 +13,7 @@ import secrets
 import socket
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from hvd_compress._version import __version__
 from hvd_compress.bucketing import Gradient, Merge
@@ -115,22 +115,61 @@ def refuse_elastic(what: str) -> None:
     )
 
 
-def refuse_momentum(method: Routable, of_optimizer: Callable[[], float]) -> None:
-    """Reject momentum in both method and optimizer, which would make far larger steps.
+class OptimizerFacts(NamedTuple):
+    """What optimizers say of themselves; asked only if it matters.
 
-    Args:
-        method: The method.
-        of_optimizer: Returns the optimizer's momentum; called only if it matters.
+    Attributes:
+        momentum: Returns their momentum; for Adam and its variants, the first beta.
+        first_beta: Returns the first beta of Adam and its variants; 0 for others.
+        not_sgd: Returns the name of one that is not SGD; "" if there is none.
+    """
+
+    momentum: Callable[[], float]
+    first_beta: Callable[[], float]
+    not_sgd: Callable[[], str]
+
+
+def check_optimizer(method: Routable, optimizer: OptimizerFacts, rank: int = 0) -> None:
+    """Refuse an optimizer that the method does not support, and warn once, on rank 0, of one that costs loss.
 
     Raises:
-        UnsupportedError: If the optimizer has momentum and the method requires an optimizer without.
+        UnsupportedError: If the method delivers updates, and the optimizer would change them; or if both have momentum,
+            which would make far larger steps.
     """
-    if method.needs_plain_sgd and (momentum := of_optimizer()):
+    if method.preconditioned and (name := optimizer.not_sgd()):
+        raise UnsupportedError(
+            f"{name} is not supported with {to_spec(method)}, which delivers what {name} would make of a gradient: take"
+            " SGD without momentum, with the learning rate and the weight decay of AdamW; in PyTorch,"
+            " compression.optimizer(model, lr=..., weight_decay=...) returns it"
+        )
+    if method.needs_plain_sgd and (momentum := optimizer.momentum()):
+        off = "preconditioned=off" if method.preconditioned else "momentum=0; for signum, beta=0; delay=0"
         raise UnsupportedError(
             f"the optimizer has a momentum of {momentum:g}, which is not supported with {to_spec(method)}: switch it"
-            " off in the optimizer (SGD with momentum=0; Adam's momentum is its first beta), or in the method"
-            " (momentum=0; for signum, beta=0; delay=0)"
+            f" off in the optimizer (SGD with momentum=0; Adam's momentum is its first beta), or in the method ({off})"
         )
+    if rank == 0 and method.adds_momentum and (beta := optimizer.first_beta()) > _MOST_BETA:
+        _warn_once(
+            f"{to_spec(method)} sends most of a gradient in later steps, which acts as a momentum: with that of Adam on"
+            f" top, whose first beta is {beta:g}, training loses much; give the optimizer betas=(0.0, b2), in Keras"
+            " beta_1=0 (measured: 'With AdamW' in docs/methods.md)"
+        )
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    _LOG.warning("%s", text)
+
+
+def refuse_sparse(which: str, cure: str) -> NoReturn:
+    """Reject sparse gradients beside updates, as they would be reduced as they are.
+
+    Raises:
+        UnsupportedError: Always.
+    """
+    raise UnsupportedError(
+        f"the sparse gradient of {which} is not supported with preconditioned=on, as it travels without: {cure}"
+    )
 
 
 def unwrapped(names: Iterable[str]) -> list[str]:
@@ -143,27 +182,6 @@ def unwrapped(names: Iterable[str]) -> list[str]:
     while bare and all(name.startswith("module.") for name in bare):
         bare = [name.removeprefix("module.") for name in bare]
     return bare
-
-
-def warn_of_adam(method: Routable, of_optimizer: Callable[[], float], rank: int) -> None:
-    """Warn once, on rank 0, if Adam adds its momentum to that of a residual.
-
-    Args:
-        method: The method.
-        of_optimizer: Returns the first beta of the optimizer, 0 if it has none; called only if it matters.
-        rank: Of this process.
-    """
-    if rank == 0 and method.adds_momentum and (beta := of_optimizer()) > _MOST_BETA:
-        _warn_once(
-            f"{to_spec(method)} sends most of a gradient in later steps, which acts as a momentum: with that of Adam on"
-            f" top, whose first beta is {beta:g}, training loses much; give the optimizer betas=(0.0, b2), in Keras"
-            " beta_1=0 (measured: 'With AdamW' in docs/methods.md)"
-        )
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    _LOG.warning("%s", text)
 
 
 def label(gradients: Sequence[Gradient]) -> str:

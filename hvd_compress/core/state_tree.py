@@ -65,6 +65,7 @@ Factors: TypeAlias = Annotated[Any, Kind(Role.SHARED, Per.GRADIENT)]
 Measurement: TypeAlias = Annotated[Any, Kind(Role.MEASURED)]
 Private: TypeAlias = Annotated[Any, Kind(Role.PRIVATE)]
 PrivateVector: TypeAlias = Annotated[Any, Kind(Role.PRIVATE, Per.COORDINATE)]
+PrivateFactors: TypeAlias = Annotated[Any, Kind(Role.PRIVATE, Per.GRADIENT)]
 PrivateCode: TypeAlias = Annotated[Any, Kind(Role.PRIVATE, Per.WHOLE)]
 ServedCode: TypeAlias = Annotated[Any, Kind(Role.PASSING, Per.PART)]
 

@@ -28,7 +28,7 @@ from hvd_compress.torch.buckets import Member, facts_of
 from hvd_compress.torch.call_registry import CallRegistry
 from hvd_compress.torch.compressor import ReducingCompressor, Session, parse
 from hvd_compress.torch.handshake import Handshake, place_of
-from hvd_compress.torch.optimizers import Optimizers, as_list, first_beta, momentum
+from hvd_compress.torch.optimizers import Optimizers, as_list, optimizer_facts
 from hvd_compress.torch.passthrough import Passthrough
 from hvd_compress.torch.reducer import Ballot, Reducer, Ticket
 from hvd_compress.torch.waiting import StepLock
@@ -283,8 +283,12 @@ class DistributedCompressor(ReducingCompressor):
     def _known(self, model: nn.Module, optimizer: Optimizers | None) -> list[Any]:
         """Return the optimizers of a model, after checking that the method supports them."""
         found = as_list(optimizer, model.parameters())
-        agreement.refuse_momentum(self.method, lambda: momentum(found))
-        agreement.warn_of_adam(self.method, lambda: first_beta(found), dist.get_rank())
+        agreement.check_optimizer(self.method, optimizer_facts(found), dist.get_rank())
+        if self.method.preconditioned and not found:
+            raise UnsupportedError(
+                f"{to_spec(self.method)} delivers updates, which only plain SGD can apply: make the optimizer by"
+                " compression.optimizer(model, lr=..., weight_decay=...), and pass register(model, optimizer=optimizer)"
+            )
         if self.method.needs_plain_sgd and not found and not self._warned:
             self._warned = True
             _LOG.warning(
@@ -357,6 +361,8 @@ class DistributedCompressor(ReducingCompressor):
                 " skip_all_reduce_unused_params=False"
             )
         registered = Registered(self, model, op, self._known(model, optimizer))
+        if registered.sparse and self.method.preconditioned:
+            agreement.refuse_sparse("an Embedding with sparse=True", "make it with sparse=False")
         self._models.add(model)
         return registered
 

@@ -118,6 +118,11 @@ class Method(ABC):
         return False
 
     @property
+    def preconditioned(self) -> bool:
+        """Whether the mean is an update that plain SGD applies, not a gradient."""
+        return False
+
+    @property
     def hierarchical(self) -> bool:
         """Whether it communicates within nodes and between nodes in different ways."""
         return False

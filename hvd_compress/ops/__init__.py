@@ -19,6 +19,7 @@ from hvd_compress.core.collectives import Array
 
 if TYPE_CHECKING:
     from hvd_compress.ops.code import Code
+    from hvd_compress.ops.moments import Sides
     from hvd_compress.ops.sketch import Sketch
 
 
@@ -333,6 +334,19 @@ class Ops(Protocol):
         """Return velocity and accumulation: ``u = m velocity + x`` and ``residual + u``.
 
         With Nesterov momentum: ``u = m (velocity + x)`` and ``residual + u + x``. May overwrite ``x``.
+        """
+
+    def precondition(self, x: Array, second: Array, sides: Sequence[Sides], beta2: float) -> tuple[Array, Array]:
+        """Update second moments, and divide gradients by their roots.
+
+        Args:
+            x: The gradients, one after another: shape ``(n,)``; may be overwritten.
+            second: Their second moments; see `hvd_compress.ops.moments`.
+            sides: Rows and columns of each.
+            beta2: Share of the former moments in the new ones.
+
+        Returns:
+            The quotients and the new moments.
         """
 
     def products(self, lefts: Sequence[Array], rights: Sequence[Array]) -> Array:

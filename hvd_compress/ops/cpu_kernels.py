@@ -15,6 +15,7 @@ from hvd_compress.kernels import cpu
 from hvd_compress.ops.buffer_pool import Spare
 from hvd_compress.ops.code import Code
 from hvd_compress.ops.lanes import lanes_of
+from hvd_compress.ops.moments import Sides
 from hvd_compress.ops.packing import packed_size
 from hvd_compress.ops.reference import Composed
 from hvd_compress.ops.sketch import Sketch
@@ -230,6 +231,17 @@ class Compiled(OnHost):
             *(x, velocity, residual),
         )
         return fast, piled
+
+    def precondition(self, x: Array, second: Array, sides: Sequence[Sides], beta2: float) -> tuple[Array, Array]:
+        if not self._fits(x, second):
+            return super().precondition(x, second, sides, beta2)
+        shapes = [(int(one.shape[0]),) for one in (x, second)]
+        update, moments = self.call(
+            lambda x, second: cpu.precondition(x, second, sides, beta2, self._out(x)),
+            [("float32", shape) for shape in shapes],
+            *(x, second),
+        )
+        return update, moments
 
     def tail(self, x: Array, unit: Any, threshold: Any, logs: bool = False) -> Array:
         if not self._fits(x):

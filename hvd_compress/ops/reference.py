@@ -10,6 +10,7 @@ from hvd_compress.ops import Ops, packing
 from hvd_compress.ops import lanes as lanes_
 from hvd_compress.ops.code import Code
 from hvd_compress.ops.coding import TINY, decode, encode
+from hvd_compress.ops.moments import EPSILON, LARGEST, Sides, size_of
 from hvd_compress.ops.rotation import hadamard, signs
 
 if TYPE_CHECKING:
@@ -125,6 +126,28 @@ class Composed(Ops):
         velocity = (velocity + x if nesterov else velocity) * momentum
         velocity = velocity if nesterov else velocity + x
         return velocity, residual + velocity + (x if nesterov else 0)
+
+    def precondition(self, x: Array, second: Array, sides: Sequence[Sides], beta2: float) -> tuple[Array, Array]:
+        pieces = self.split(x, [rows * columns for rows, columns in sides])
+        formers = self.split(second, [size_of(one) for one in sides])
+        found = [self._precondition(*one, beta2) for one in zip(pieces, formers, sides, strict=True)]
+        return self.concat([update for update, _ in found]), self.concat([moments for _, moments in found])
+
+    def _precondition(self, x: Array, former: Array, sides: Sides, beta2: float) -> tuple[Array, Array]:
+        rows, columns = sides
+        x = self.reshape(self.clip(x, -LARGEST, LARGEST), (rows, columns))
+        squares = x * x
+        means = [self.reshape(squares, (-1,))]
+        if columns > 1:
+            means = [self.sum(squares) / columns, self.sum(self.transpose(squares)) / rows]
+        one = self.zeros((1,), self.dtype(x)) + 1
+        second = former * beta2 + self.concat([*means, one]) * (1 - beta2)
+        first, *others, weight = self.split(second, [int(mean.shape[0]) for mean in means] + [1])
+        roots = self.reshape(self.sqrt(first / weight), (-1, 1))
+        for other in others:
+            mean = self.sum(first) / rows
+            roots = roots * self.reshape(self.sqrt(other / self.where(mean > 0, mean, 1.0)), (1, -1))
+        return self.reshape(x / (roots + EPSILON), (-1,)), second
 
     def products(self, lefts: Sequence[Array], rights: Sequence[Array]) -> Array:
         return self.concat([self.reshape(p @ self.transpose(q), (-1,)) for p, q in zip(lefts, rights, strict=True)])

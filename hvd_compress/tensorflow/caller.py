@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from hvd_compress.checkpoint.agreement import OptimizerFacts
 from hvd_compress.errors import SpecError, UnknownParameterError, UnsupportedError
 
 _REDUCE = {"allreduce", "tf__allreduce", "grouped_allreduce", "tf__grouped_allreduce"}
@@ -130,17 +131,19 @@ def reduced_for() -> list[Any]:
     return []
 
 
-def momentum(optimizer: Any) -> float:
-    """The momentum of an optimizer (of Adam and its kin, the first beta); 0 for none."""
-    config = _config(optimizer)
-    return float(config.get("momentum", config.get("beta_1", 0.0)))
+def optimizer_facts(optimizer: Any) -> OptimizerFacts:
+    """Return what an optimizer says of itself; nothing if it is not known, as that of a tape."""
 
+    def first_beta() -> float:
+        with contextlib.suppress(NotImplementedError):  # it cannot tell
+            return float(_config(optimizer).get("beta_1", 0.0))
+        return 0.0
 
-def first_beta(optimizer: Any) -> float:
-    """The first beta of Adam and its kin; 0 for other optimizers, and those that cannot tell."""
-    with contextlib.suppress(NotImplementedError):
-        return float(_config(optimizer).get("beta_1", 0.0))
-    return 0.0
+    def not_sgd() -> str:
+        name = "SGD" if optimizer is None else type(getattr(optimizer, "inner_optimizer", optimizer)).__name__
+        return "" if "SGD" in name else name
+
+    return OptimizerFacts(lambda: float(_config(optimizer).get("momentum", first_beta())), first_beta, not_sgd)
 
 
 def _config(optimizer: Any) -> dict[str, Any]:

@@ -228,8 +228,7 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
             _check_elastic(call)
         present = _dense(call)
         assert call.parameters is not None
-        agreement.refuse_momentum(self.method, lambda: caller.momentum(call.optimizer))
-        agreement.warn_of_adam(self.method, lambda: caller.first_beta(call.optimizer), self._world().rank)
+        agreement.check_optimizer(self.method, caller.optimizer_facts(call.optimizer), self._world().rank)
         with call.graph.as_default() if call.graph is not None else contextlib.nullcontext():
             gradients = [_shaped(call.gradients[i], call.parameters[i]) for i in present]
             session = self._session(call, [(g, call.parameters[i]) for i, g in zip(present, gradients, strict=True)])
@@ -251,6 +250,10 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
         parts = [part for i in _sparse(call) for part in (call.gradients[i].values, call.gradients[i].indices)]
         if not parts:
             return
+        if self.method.preconditioned:
+            agreement.refuse_sparse(
+                ", ".join(sorted(names)), "pass sparse_as_dense=True to Horovod's optimizer or tape"
+            )
         size = tf.add_n([tf.size(part, tf.int64) * part.dtype.size for part in parts])
         self.tally.add(0, size, [size, 0])
         new = names - self._memo.told

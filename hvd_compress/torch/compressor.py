@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
@@ -106,6 +106,29 @@ class ReducingCompressor(Saving, Made):
             SpecError: If it is neither.
         """
         self._scale.follow(scaler)
+
+    def optimizer(self, model: nn.Module | Iterable[Any], lr: float, weight_decay: float = 0.01) -> Optimizer:
+        """Return the optimizer for ``preconditioned=on``, in place of ``torch.optim.AdamW``.
+
+        It is SGD without momentum, whose weight decay is that of AdamW: what the compression delivers is an update. So
+        AdamW's ``betas`` are not given here: the residual is the momentum, and the second beta is ``beta2=`` of the
+        compression.
+
+        Args:
+            model: The model, or what other optimizers take: parameters, or groups of them.
+            lr: Learning rate, as for AdamW.
+            weight_decay: Weight decay, as for AdamW.
+
+        Raises:
+            UnsupportedError: If the compression delivers gradients.
+        """
+        if not self.method.preconditioned:
+            raise UnsupportedError(
+                f"compression.optimizer is for preconditioned=on: {to_spec(self.method)} delivers gradients, which any"
+                " optimizer can apply"
+            )
+        parameters = model.parameters() if isinstance(model, nn.Module) else model
+        return torch.optim.SGD(parameters, lr, weight_decay=weight_decay)
 
     def discard(self, owner: nn.Module | Optimizer | None = None) -> None:
         """Undo the last step, if its reduced gradients are discarded instead of applied.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hvd_compress.checkpoint.agreement import OptimizerFacts
 from hvd_compress.errors import UnsupportedError
 
 Optimizers: TypeAlias = Optimizer | Sequence[Optimizer]
@@ -55,13 +57,14 @@ def parameters_of(owner: Any) -> list[Tensor]:
     return [parameter for group in owner.param_groups for parameter in group["params"]]
 
 
-def first_beta(optimizers: Iterable[Any]) -> float:
-    """Return the largest first beta of the optimizers' parameter groups; 0 if none is of Adam or its variants."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    return max((float(group.get("betas", (0,))[0]) for group in groups), default=0.0)
+def optimizer_facts(optimizers: Sequence[Any]) -> OptimizerFacts:
+    """Return what some optimizers, without wrappers, say of themselves."""
 
+    def groups() -> list[Mapping[str, Any]]:
+        return [group for optimizer in optimizers for group in optimizer.param_groups]
 
-def momentum(optimizers: Iterable[Any]) -> float:
-    """Return the largest momentum of the optimizers' parameter groups (for Adam and its variants, the first beta)."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    return max((float(group.get("momentum") or group.get("betas", (0,))[0]) for group in groups), default=0.0)
+    return OptimizerFacts(
+        lambda: max((float(one.get("momentum") or one.get("betas", (0,))[0]) for one in groups()), default=0.0),
+        lambda: max((float(one.get("betas", (0,))[0]) for one in groups()), default=0.0),
+        lambda: next((type(one).__name__ for one in optimizers if not isinstance(one, torch.optim.SGD)), ""),
+    )

@@ -30,6 +30,7 @@ from hvd_compress.torch.discards import DiscardWatch
 from hvd_compress.torch.handshake import PATIENCE, Handshake, place_of
 from hvd_compress.torch.loss_scale import LossScale
 from hvd_compress.torch.step import Entry, Place, Step
+from hvd_compress.torch.updates import UpdateWatch
 from hvd_compress.torch.votes import Votes
 from hvd_compress.torch.waiting import StepLock, nap, wait
 from hvd_compress.wrappers.router import Router
@@ -132,6 +133,7 @@ class Reducer:
         self._due = not agreement.elastic()
         self._counted = self._thrown = self._verified = self._undoes = self._told = self.changed = False
         self._discards: DiscardWatch | None = None
+        self._updates: UpdateWatch | None = None
         self._seen: set[int] = set()
         self._early: dict[int, Came] = {}
         # A newcomer in an elastic job knows nothing of the first step.
@@ -141,8 +143,12 @@ class Reducer:
                 self._tune()
 
     def watch(self, optimizers: Sequence[Any]) -> None:
-        """Undo steps whose gradients are cleared before these optimizers apply them; without any, log them once."""
+        """Undo steps whose gradients are cleared before these optimizers apply them; without any, log them once.
+
+        If the method delivers updates, refuse to apply others.
+        """
         self._discards = DiscardWatch(self._buckets.parameters, optimizers)
+        self._updates = UpdateWatch(optimizers) if self._method.preconditioned else None
 
     def follow(self, transport: Renewable, ballot: Ballot) -> None:
         """Go on with other ranks from the next step on."""
@@ -437,6 +443,8 @@ class Reducer:
         self.steps += 1
         if self._discards is not None:
             self._discards.reduced(self._buckets.parameter(step.first))
+        if step.finite and self._updates is not None:
+            self._updates.reduced(step.results, step.scale)
         if step.finite and self._tuner is not None:
             self._tuner.end_step(self.transport)
 

@@ -101,6 +101,7 @@ class Step:
 
     Attributes:
         votes: Votes of the step.
+        scale: Loss scale of the gradients.
         waiting: Number of gradients so far.
         finite: Whether the step counts: all gradients and results of all ranks are finite, as far as known.
         changed: Whether user code has written to a gradient since it arrived.
@@ -123,7 +124,7 @@ class Step:
         self._transport = transport
         self._prefix = prefix
         self._meter = meter
-        self._scale = scale
+        self.scale = scale
         self._replaces = replaces
         self._lock = lock
         self._factor: float | None = None
@@ -186,7 +187,7 @@ class Step:
 
     def _keep(self, held: list[Entry], entry: Entry) -> float | Tensor:
         held.append(entry)
-        grad = entry.grad if self._scale == 1 else entry.grad / self._scale
+        grad = entry.grad if self.scale == 1 else entry.grad / self.scale
         if not grad.is_cuda:
             return 0.0 if grad.isfinite().all() else math.nan
         return torch.linalg.vector_norm(grad.float(), ord=torch.inf) if grad.numel() else grad.new_zeros(())
@@ -197,7 +198,7 @@ class Step:
             return entry.grad.new_zeros(()) if entry.grad.is_cuda else 0.0
         exchange = self._exchanges[place.owner]
         self._filling[exchange].append(entry)
-        peak = exchange.put(place.position, entry.grad, self._scale, entry.frozen, entry.used)
+        peak = exchange.put(place.position, entry.grad, self.scale, entry.frozen, entry.used)
         if self._running and not self._in_turns:
             self._push_on()
         if exchange.busy:
@@ -223,7 +224,7 @@ class Step:
     def _deliver(self, exchange: BucketExchange, factor: float) -> None:
         entries = self._filling[exchange]
         self._note_changes(entries)
-        self._peaks.append(exchange.deliver(factor * self._scale))
+        self._peaks.append(exchange.deliver(factor * self.scale))
         for entry in entries:
             self._versions[entry.number] = entry.grad._version
 
@@ -287,6 +288,11 @@ class Step:
     def first(self) -> int:
         """Key of the gradient that came first."""
         return self._entries[0].key
+
+    @property
+    def results(self) -> dict[int, Tensor]:
+        """Gradients that have been replaced by results, by the keys of their parameters."""
+        return {entry.key: entry.grad for entry in self._entries}
 
     @property
     def completed(self) -> bool:
@@ -359,7 +365,7 @@ class Step:
         assert self._factor is not None
         for exchange in self.exchanges:
             if exchange.can_deliver:
-                self._peaks.append(exchange.deliver(self._factor * self._scale))
+                self._peaks.append(exchange.deliver(self._factor * self.scale))
         self.finite = self.finite and all(math.isfinite(peak) for peak in self._peaks)
         for exchange in self.exchanges:
             exchange.settle(commit=self.finite)
@@ -367,7 +373,7 @@ class Step:
     def _computed(self, carrier: Tensor, place: Place, entry: Entry) -> Tensor:
         """Return the result of a direct call as a new tensor; votes of direct calls return one by one."""
         result, factor = torch.empty_like(entry.grad), self.votes.factor(carrier)
-        peak = self._exchanges[place.owner].deliver_one(place.position, factor * self._scale, result)
+        peak = self._exchanges[place.owner].deliver_one(place.position, factor * self.scale, result)
         self.finite = self.finite and math.isfinite(peak)
         return result
 

@@ -14,6 +14,12 @@ from hvd_compress.ops import Ops
 from hvd_compress.wrappers.error_feedback import check_retains, own
 
 
+def clipped(ops: Ops, x: Array, limit: float) -> Array:
+    """Scale a vector down to an L2 norm if that is larger."""
+    norm = ops.sqrt(ops.sum_squares(x))
+    return x * ops.cast(ops.where(norm > limit, limit / ops.where(norm > 0, norm, 1.0), 1.0), ops.dtype(x))
+
+
 class MomentumCorrectionState(NamedTuple):
     """State of momentum correction.
 
@@ -70,9 +76,7 @@ class MomentumCorrection(Wrapper):
     def _accumulate(self, ops: Ops, x: Array, state: MomentumCorrectionState, world: World) -> tuple[Array, Array]:
         """Return the velocity u and the accumulation v, updated with the new gradient."""
         if self.clip_norm:
-            norm = ops.sqrt(ops.sum_squares(x))
-            limit = self.clip_norm / world.size**0.5
-            x = x * ops.cast(ops.where(norm > limit, limit / ops.where(norm > 0, norm, 1.0), 1.0), ops.dtype(x))
+            x = clipped(ops, x, self.clip_norm / world.size**0.5)
         return ops.accelerate(x, state.velocity, state.residual, self.momentum, self.nesterov)
 
     def exchange(

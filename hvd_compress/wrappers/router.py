@@ -49,6 +49,11 @@ class Router(ABC):
         return self.core.adds_momentum
 
     @property
+    def preconditioned(self) -> bool:
+        """Whether means are updates; see `Method.preconditioned`."""
+        return self.core.preconditioned
+
+    @property
     def hierarchical(self) -> bool:
         """Whether a method is hierarchical; see `Method.hierarchical`."""
         return self.core.hierarchical
@@ -134,6 +139,12 @@ class ByName(Router):
     def __post_init__(self) -> None:
         if not self.rules:
             raise SpecError("by_name needs at least one rule, such as {'*': 'topk:ratio=0.01'}")
+        last, _ = self.rules[-1]
+        if self.preconditioned and not (last == "*" and all(router.preconditioned for _, router in self.rules)):
+            raise SpecError(
+                "by_name mixes updates with gradients, which no optimizer can apply: give each rule preconditioned=on,"
+                " and a last rule for '*', such as {'embed*': 'topk:preconditioned=on', '*': 'ctk:preconditioned=on'}"
+            )
 
     def _find(self, name: str) -> Router:
         return next((router for pattern, router in self.rules if fnmatchcase(name, pattern)), Everywhere(Dense()))
@@ -145,6 +156,10 @@ class ByName(Router):
     @property
     def adds_momentum(self) -> bool:
         return any(router.adds_momentum for _, router in self.rules)
+
+    @property
+    def preconditioned(self) -> bool:
+        return any(router.preconditioned for _, router in self.rules)
 
     @property
     def hierarchical(self) -> bool:

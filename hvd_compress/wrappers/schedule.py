@@ -167,7 +167,8 @@ class Phases(Method):
             if isinstance(method, Wrapper) and not isinstance(method, ErrorFeedback):
                 raise SpecError(
                     f"phases do not support this form of {method}, whose state would be lost at the end of its phase:"
-                    " take feedback=on or off, without momentum, start, warmup, every, delay and measure"
+                    " take feedback=on or off, without momentum, start, warmup, every, delay, measure and"
+                    " preconditioned"
                 )
 
     @property

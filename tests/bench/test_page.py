@@ -50,10 +50,10 @@ def test_tables_of_methods_say_what_adamw_costs() -> None:
     cells = {name: adamw.cell(ADAMW, name) for name in ("qsgd", "powersgd", "topk", "dgc", "gtopk", "terngrad")}
     assert cells == {
         "qsgd": "kept",
-        "powersgd": "+0.018 to +0.139; `betas=(0, b2)`: +0.108",
-        "topk": "+0.191 to +0.502; `betas=(0, b2)`: -0.014 to +0.175",
-        "dgc": "`betas=(0, b2)`: +0.184",
-        "gtopk": "`betas=(0, b2)`: not measured",
+        "powersgd": "+0.018 to +0.139; `betas=(0.0, b2)`: +0.108",
+        "topk": "+0.191 to +0.502; `betas=(0.0, b2)`: -0.014 to +0.175",
+        "dgc": "`betas=(0.0, b2)`: +0.184",
+        "gtopk": "`betas=(0.0, b2)`: not measured",
         "terngrad": "not measured",
     }
 

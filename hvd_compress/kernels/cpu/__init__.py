@@ -17,6 +17,7 @@ from hvd_compress.kernels.cpu.lanes import from_lanes, to_lanes
 from hvd_compress.kernels.cpu.minmax import from_steps, to_steps
 from hvd_compress.kernels.cpu.moments import tail
 from hvd_compress.kernels.cpu.packing import pack, saturating_sum, unpack
+from hvd_compress.kernels.cpu.precondition import precondition
 from hvd_compress.kernels.cpu.reductions import absmax, norms
 from hvd_compress.kernels.cpu.scatter import add_at, ascending
 from hvd_compress.kernels.cpu.selection import above, kth_magnitude, top_indices
@@ -41,6 +42,7 @@ __all__ = [
     "norms",
     "orthogonalise",
     "pack",
+    "precondition",
     "put_finite",
     "put_finite_at",
     "quantise",

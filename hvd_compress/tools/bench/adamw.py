@@ -15,7 +15,7 @@ KEYS = ("spec", "loss", "loss_without_beta1", "ratio")
 HEADING = "With AdamW"
 KEPT = 0.02
 """A difference that other seeds of the same method make as well."""
-CURE = "`betas=(0, b2)`"
+CURE = "`betas=(0.0, b2)`"
 
 _COMPARE = "hvd-compress compare --task transformer --framework ddp --ranks 2 --seeds 3"
 _WITHOUT = "--set beta1=0 --output compare-transformer-beta1-0"
@@ -25,7 +25,7 @@ A short training of a small model: a byte-level transformer of 0.67 million para
 Python's own sources, by `DistributedDataParallel` with two ranks as processes on one machine with 2 CPU cores (Gloo,
 PyTorch 2.13). The loss is that of bytes that the model was not trained on, in nats per byte: 2.055 with `none` for the
 first seed. *Loss* is what a method adds to it, *without beta1* what it adds to the same loss of `none` if the optimizer
-has `betas=(0, b2)`: medians of three seeds. Up to {kept:g} means nothing, as other seeds make such differences, too.
+has `betas=(0.0, b2)`: medians of three seeds. Up to {kept:g} means nothing, as other seeds make such differences, too.
 *Ratio* is float32 bytes for each byte that is sent."""
 
 _READING = f"""\

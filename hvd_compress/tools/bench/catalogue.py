@@ -31,8 +31,8 @@ hyper-parameters, and rings for allreduce and allgather. Uncompressed it is 32, 
 whether that stays about the same with more ranks. *Zeros* tells whether a coordinate that is zero on all ranks, such as
 one of a padding row or of an absent token, stays so up to rounding; if not, it moves too: with `signsgd` and `signum`
 as far as all others in each step, but to either side at random. *AdamW* is the loss that the method adds to a training
-with AdamW, in nats per byte, and to one whose optimizer has `betas=(0, b2)` ([measured](#with-adamw)). *State* is what
-a rank keeps between steps, in bytes for each coordinate, the residual included."""
+with AdamW, in nats per byte, and to one whose optimizer has `betas=(0.0, b2)` ([measured](#with-adamw)). *State* is
+what a rank keeps between steps, in bytes for each coordinate, the residual included."""
 
 _ADVICE = """\
 ### Which to take
@@ -43,7 +43,7 @@ the Utility of Gradient Compression, 2022, found that few methods beat a well-tu
 better depends: Gloo sums float16 in software, so that `none` may be faster on processors.
 
 * **With AdamW**, 8 and 4 bits keep the loss: `int8`, `block8`, `fp8`, `loco`, `thc`, `qsgd`. A low rank costs some.
-  Sparse and one-bit methods with error feedback lose much, unless the optimizer has `betas=(0, b2)`, as the residual
+  Sparse and one-bit methods with error feedback lose much, unless the optimizer has `betas=(0.0, b2)`, as the residual
   is the momentum ([measured](#with-adamw)). What follows on them is for SGD, or for that optimizer.
 * **No loss wanted**: `fp16` or `bf16`; `homomorphic` where gradients are mostly zero.
 * **4 times less, the next step after 16 bits**: `block8`, which is more precise (at 8 bits, `int8` and `qsgd` have two
@@ -52,12 +52,12 @@ better depends: Gloo sums float16 in software, so that `none` may be faster on p
 * **4 to 8 times less**: `int8` and `thc` are unbiased or nearly so, need no tuning and go by allreduce; `qsgd` is more
   precise with few ranks; `loco` and `twoway=on` keep 4-bit traffic at 4 bits each way with many.
 * **20 times less and more, few ranks**: `topk`, or `dgc` with its momentum; tune the learning rate and use `warmup`;
-  with AdamW, `betas=(0, b2)`. They go by allgather, so with many ranks their traffic grows until it exceeds that of
+  with AdamW, `betas=(0.0, b2)`. They go by allgather, so with many ranks their traffic grows until it exceeds that of
   `fp16`.
 * **20 times less and more, many ranks**: `powersgd` and `acpsgd` for matrices that are large on both sides. With SGD,
-  or AdamW with `betas=(0, b2)`, also `topkc` where neighbours are alike, and `scalecom` where ranks agree on what is
+  or AdamW with `betas=(0.0, b2)`, also `topkc` where neighbours are alike, and `scalecom` where ranks agree on what is
   large. All go by allreduce.
-* **A very slow network**: `efsignsgd:twoway=on` or `onebit:twoway=on`, one bit each way; with AdamW, `betas=(0, b2)`.
+* **A very slow network**: `efsignsgd:twoway=on` or `onebit:twoway=on`, one bit each way; with AdamW, `betas=(0.0, b2)`.
 * **Baselines, not recommendations**: `randomk` and `blockk` are the cheapest to compute and need many more steps;
   without feedback they fail. `threshold` must be tuned by hand (`sidco` does it by itself), `gtopk` here costs the
   traffic of `topk`, and `signsgd` and `signum` need a learning rate of their own."""

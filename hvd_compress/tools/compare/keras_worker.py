@@ -13,7 +13,7 @@ import horovod.tensorflow as hvd
 import numpy.typing as npt
 import tensorflow as tf
 
-from hvd_compress.checkpoint.agreement import refuse_momentum
+from hvd_compress.checkpoint.agreement import check_optimizer
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.spec import parse
 from hvd_compress.tensorflow import Compression, caller
@@ -60,7 +60,7 @@ class KerasTrainer(KerasRank):
         """
         del self._alone
         optimizer = self._training.optimizer
-        refuse_momentum(parse(spec), lambda: caller.momentum(optimizer))  # a tape does not know its optimizer
+        check_optimizer(parse(spec), caller.optimizer_facts(optimizer))  # a tape does not know its optimizer
         self._training.model.set_weights(self._before)
         tf.keras.utils.set_random_seed(self._seed)
         hvd.broadcast_variables([_plain(v) for v in self._training.model.variables], root_rank=0)

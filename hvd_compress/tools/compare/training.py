@@ -22,6 +22,7 @@ class Setting(NamedTuple):
         momentum: Whether the optimizer may have momentum; False for methods that have their own.
         data: A file or folder that the user names; empty for the task's own.
         options: Further settings of the task, as the user wrote them.
+        preconditioned: Whether the method delivers updates, which plain SGD applies, instead of gradients.
     """
 
     seed: int = 0
@@ -31,6 +32,7 @@ class Setting(NamedTuple):
     momentum: bool = True
     data: str = ""
     options: Mapping[str, str] = {}
+    preconditioned: bool = False
 
 
 @dataclass(frozen=True)

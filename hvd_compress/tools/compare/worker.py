@@ -109,9 +109,9 @@ class Run:
 
     def __init__(self, job: Job, make: Callable[[Setting], Training], trainer: Trainer) -> None:
         method = parse(job.spec)
-        setting = Setting(
-            job.seed, trainer.rank, trainer.size, job.lr, not method.needs_plain_sgd, job.data, job.options
-        )
+        place = trainer.rank, trainer.size
+        plain, updates = method.needs_plain_sgd, method.preconditioned
+        setting = Setting(job.seed, *place, job.lr, not plain, job.data, job.options, updates)
         self._job, self._trainer, self._method = job, trainer, method
         self._training = trainer.build(make, setting)
         self._log = Log(job, trainer)

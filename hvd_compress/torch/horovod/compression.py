@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from horovod.torch.compression import Compressor
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from hvd_compress.api import Catalogue
 from hvd_compress.bucketing import Gradient, Merge
@@ -24,9 +26,10 @@ from hvd_compress.torch.handshake import PATIENCE, Handshake, place_of
 from hvd_compress.torch.horovod import caller
 from hvd_compress.torch.horovod.carriers import CarrierPool, Carriers
 from hvd_compress.torch.horovod.transport import HorovodTransport
-from hvd_compress.torch.optimizers import first_beta, momentum
+from hvd_compress.torch.optimizers import optimizer_facts
 from hvd_compress.torch.passthrough import Passthrough
 from hvd_compress.torch.reducer import Reducer, Ticket
+from hvd_compress.wrappers.precondition import Precondition
 from hvd_compress.wrappers.router import Router
 
 _LOG = logging.getLogger("hvd_compress")
@@ -132,6 +135,8 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
 
     def _count_sparse(self, gathered: Tensor) -> Tensor:
         """Count a sparse gradient, by its mean over the ranks, and log once that Horovod sends it uncompressed."""
+        if self.method.preconditioned:
+            agreement.refuse_sparse("shape " + str(tuple(gathered.shape)), "make the Embedding with sparse=False")
         reducers = (reducer.world.size for reducer in self._reducers)
         nbytes = (gathered._indices().nbytes + gathered._values().nbytes) // next(reducers, self._world().size)
         self._meter.gradient_bytes += nbytes
@@ -175,8 +180,7 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         members, transport = caller.parameters(optimizer), HorovodTransport.of(caller.process_set(optimizer))
         if agreement.elastic() and caller.process_set(optimizer) is not caller.EVERYONE:
             agreement.refuse_elastic("process sets")
-        agreement.refuse_momentum(self.method, lambda: momentum([optimizer]))
-        agreement.warn_of_adam(self.method, lambda: first_beta([optimizer]), self._world().rank)
+        agreement.check_optimizer(self.method, optimizer_facts([optimizer]), self._world().rank)
         label = agreement.label([Gradient(name, (), "") for name, _ in members])
         reducer = self._make(
             [Member(id(p), name, p) for name, p in members],
@@ -212,6 +216,17 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
             return Carriers(pool, full(world.size), world.size, asking, undoing)
 
         return Reducer(self._common, members, transport, ballot, label, replaces)
+
+    def optimizer(self, model: nn.Module | Iterable[Any], lr: float, weight_decay: float = 0.01) -> Optimizer:
+        """Return the optimizer for ``preconditioned=on``; see `ReducingCompressor.optimizer`.
+
+        In a job of one rank, where Horovod does not call its compression, it is AdamW itself, without momentum.
+        """
+        sgd, core = super().optimizer(model, lr, weight_decay), self.method.core
+        if self._world().size > 1 or agreement.elastic() or not isinstance(core, Precondition):
+            return sgd
+        groups = [{key: group[key] for key in ("params", "lr", "weight_decay")} for group in sgd.param_groups]
+        return torch.optim.AdamW(groups, betas=(0.0, core.beta2))
 
     def _world(self) -> World:
         return HorovodTransport.of(caller.EVERYONE).world

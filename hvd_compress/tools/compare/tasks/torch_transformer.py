@@ -65,17 +65,19 @@ class Transformer(nn.Module):
 def transformer(setting: Setting) -> Training:
     """Make a training of a transformer with AdamW; see `TransformerOptions`.
 
-    The learning rate rises for a tenth of the training, and falls as a cosine then.
+    Methods that deliver updates, as AdamW makes them, have SGD without momentum instead. The learning rate rises for a
+    tenth of the training, and falls as a cosine then.
     """
     options = read(TransformerOptions, "transformer", setting.options)
     task = _Modelling(text.read_bytes(setting.data), setting, options)
     model = Transformer(options)
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=0.002 if setting.lr is None else setting.lr,
-        betas=(options.beta1 if setting.momentum else 0.0, options.beta2),
-        weight_decay=options.decay,
-    )
+    lr = 0.002 if setting.lr is None else setting.lr
+    betas = (options.beta1 if setting.momentum else 0.0, options.beta2)
+    optimizer: torch.optim.Optimizer
+    if setting.preconditioned:
+        optimizer = torch.optim.SGD(model.parameters(), lr, weight_decay=options.decay)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr, betas, weight_decay=options.decay)
     return Training(
         model,
         optimizer,
@@ -86,7 +88,7 @@ def transformer(setting: Setting) -> Training:
         higher_is_better=False,
         epochs=1,
         every=100,
-        clip=1.0,
+        clip=None if setting.preconditioned else 1.0,  # the norm of an update is not that of a gradient
         schedule=warm_up_and_cosine,
     )
 

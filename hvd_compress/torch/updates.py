@@ -1,0 +1,58 @@
+"""Refuse updates that were changed before the optimizer applies them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hvd_compress.errors import UnsupportedError
+
+_LOOKS = 3
+"""Number of steps that are looked at, as the host waits for the device then."""
+
+_TOLERANCE = 0.01
+"""Relative change of a norm that may be one of precision."""
+
+
+class UpdateWatch:
+    """Compare the norms of updates when they have been reduced and when an optimizer begins its step.
+
+    Args:
+        optimizers: The optimizers, as far as they are known.
+    """
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        self._norms: dict[int, Tensor] = {}
+        self._looks = _LOOKS * len(optimizers)
+        weak = weakref.WeakMethod(self._check)
+
+        def check(optimizer: Any, *_: Any) -> None:
+            if (method := weak()) is not None:
+                method(optimizer)
+
+        for optimizer in optimizers:
+            weakref.finalize(self, optimizer.register_step_pre_hook(check).remove)
+
+    def reduced(self, updates: Mapping[int, Tensor], scale: float) -> None:
+        """Note the updates of a step, by the keys of their parameters, and the loss scale that they are in."""
+        norms = torch._foreach_norm(list(updates.values())) if self._looks else []
+        self._norms = {key: norm.float() / scale for key, norm in zip(updates, norms, strict=False)}
+
+    def _check(self, optimizer: Any) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        known = [(p.grad, self._norms.pop(id(p))) for p in parameters if id(p) in self._norms]
+        if not known:
+            return
+        self._looks -= 1
+        before = torch.stack([norm for _, norm in known])
+        after = torch.stack([norm.float() for norm in torch._foreach_norm([grad for grad, _ in known])])
+        if ((after - before).abs() > _TOLERANCE * before).any():
+            raise UnsupportedError(
+                "updates were changed between their reduction and optimizer.step(), which is not supported with"
+                " preconditioned=on: instead of torch.nn.utils.clip_grad_norm_, clip each rank's gradients by the"
+                " option clip_norm=...; with a GradScaler, call compression.follow(scaler) before training"
+            )
