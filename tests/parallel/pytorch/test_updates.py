@@ -171,6 +171,7 @@ def test_a_parameter_that_is_used_late_is_not_moved_further_than_others() -> Non
             out: Tensor = self.first(x)
             return out + self.late(x) if self.uses else out
 
+    torch.manual_seed(0)
     model = Late()
     training = Training("topk:ratio=1,min_size=0,preconditioned=on", model, find_unused_parameters=True).run(*range(20))
     model.uses = True
