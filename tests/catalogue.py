@@ -92,6 +92,7 @@ BETWEEN_NODES = [
     f"{spec}{',' if ':' in spec else ':'}hierarchical=on"
     for spec in (
         *(spec for spec in each_way(EXAMPLES, by_method=False) if not bare(spec).linear),
+        "ctk:ratio=0.1,chunk=64,preconditioned=on",
         "dgc:ratio=0.05,momentum=0.5,warmup=4,inside=fp16",
         "powersgd:rank=2,start=1",
         "qsgd:twoway=on",

@@ -124,6 +124,8 @@ def test_there_are_no_other_commands_but_programs_of_the_project() -> None:
     for command in COMMANDS:
         if not OTHERS.fullmatch(command):
             python, program, *rest = shlex.split(command.removeprefix("sudo "))
+            if python == "torchrun":
+                python, program = "python", next(word for word in rest if word.endswith(".py"))
             file = rest[0].replace(".", "/") if program == "-m" else program
             assert python in (".venv/bin/python", "python") and (ROOT / file).exists(), command
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import stat
 import sys
@@ -50,6 +51,27 @@ def test_gan() -> None:
     found = torchrun(2, example("pytorch/gan.py"), "--steps", "150")
     assert 0.7 < figures(found.stdout, "radius")[-1] < 1.3
     assert figures(found.stdout, "ratio")[-1] > 5
+
+
+def test_ddp_gpt(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog; " * 400)
+    small = ("--steps", "100", "--width", "32", "--length", "16", "--layers", "1", "--lr", "0.01")
+    found = torchrun(2, example("pytorch/ddp_gpt.py"), text, *small)
+    assert figures(found.stdout, "loss")[-1] < 1.6
+    assert figures(found.stdout, "ratio")[-1] > 80
+
+
+def test_the_study_of_adamw(tmp_path: Path) -> None:
+    """A second start finds the runs of the first, and makes those that are missing."""
+    program, results = Path(example("../tools/adam_study.py")), tmp_path / "study.jsonl"
+    small = [f"--set={option}" for option in ("steps=2", "layers=1", "width=16", "context=8", "test=400")]
+    for specs in ("none@0.5,bf16:preconditioned=on@0.9", "none@0.5,ctk:ratio=0.1,chunk=64,preconditioned=on"):
+        torchrun(2, program, results, f"--specs={specs}", "--lr=0.002", *small)
+    runs = [json.loads(line) for line in results.read_text().splitlines()]
+    assert [run["spec"].partition(":")[0] for run in runs] == ["none", "bf16", "ctk"]
+    assert [run["beta1"] for run in runs] == [0.5, 0.9, 0.0]
+    assert all(2 < run["curve"][-1][1] < 7 for run in runs)
 
 
 def test_fsdp_gpt(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ else:  # without a state, with each kind of memory, and with what a graph has to
         "fp16",
         "loco:block=64",
         "efsignsgd:block=64,twoway=on",
+        "ctk:ratio=0.1,chunk=64,preconditioned=on",
         "acpsgd:rank=2",
         "topk:ratio=0.05,delay=2",
         "phases",

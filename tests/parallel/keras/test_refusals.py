@@ -86,6 +86,15 @@ def test_momentum_twice(kind: Any) -> None:
         model.fit(*batches(1), batch_size=16, verbose=0)
 
 
+@pytest.mark.parametrize("kind", [tf.keras.optimizers.AdamW, tf.keras.optimizers.legacy.Adam])
+def test_adam_is_refused_where_updates_arrive(kind: Any) -> None:
+    model = small_model()
+    optimizer = hvd_keras.DistributedOptimizer(kind(0.1), compression=Compression.ctk(preconditioned=True))
+    model.compile(optimizer=optimizer, loss=LOSS)
+    with pytest.raises(UnsupportedError, match=rf"{kind.__name__} is not supported with ctk:preconditioned=on"):
+        model.fit(*batches(1), batch_size=16, verbose=0)
+
+
 @pytest.mark.parametrize(("kind", "beta"), [(tf.keras.optimizers.Adam, 0.93), (tf.keras.optimizers.legacy.Adam, 0.94)])
 def test_adam_beside_a_residual_is_warned_of(kind: Any, beta: float, caplog: pytest.LogCaptureFixture) -> None:
     for one in (0.0, beta):

@@ -148,6 +148,29 @@ def test_a_few_bits_train_as_plain_fsdp_does(spec: str, shard: Callable[[nn.Sequ
     assert (ours.weights() - plain.weights()).norm() < 0.1 * (plain.weights() - start).norm()
 
 
+def test_updates() -> None:
+    """The mean over the ranks of what each would do by its own second moments, which are kept in full here."""
+    compression = Compression.parse("bf16:preconditioned=on,beta2=0.9")
+    model: Any = make_model()
+    own = copy.deepcopy(model)
+    each_layer(model)
+    optimizer = compression.optimizer(model, lr=0.01)
+    compression.register(model, optimizer=optimizer)
+    second = [torch.zeros_like(p) for p in own.parameters()]
+    for step in range(3):
+        x, y = batch(step)
+        grads = torch.autograd.grad(nn.functional.cross_entropy(own(x), y), list(own.parameters()))
+        second = [0.9 * v + 0.1 * g.square() for v, g in zip(second, grads, strict=True)]
+        updates = [g / ((v / (1 - 0.9 ** (step + 1))).sqrt() + 1e-8) for v, g in zip(second, grads, strict=True)]
+        torch.autograd.backward(nn.functional.cross_entropy(model(x), y))
+        found = torch.cat([p.grad.full_tensor().flatten() for p in model.parameters()])
+        expected = hvd.allreduce(torch.cat([update.flatten() for update in updates]), op=hvd.Average)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0.05)
+        model.zero_grad()
+    with pytest.raises(UnsupportedError, match="AdamW is not supported with ctk"):
+        Compression.parse("ctk:preconditioned=on").register(model, optimizer=torch.optim.AdamW(model.parameters()))
+
+
 def test_the_sum() -> None:
     mean, total = Job("none"), Job("none", op="sum")
     mean.backward(0)
