@@ -152,7 +152,8 @@ def check_optimizer(method: Routable, optimizer: OptimizerFacts, rank: int = 0) 
         _warn_once(
             f"{to_spec(method)} sends most of a gradient in later steps, which acts as a momentum: with that of Adam on"
             f" top, whose first beta is {beta:g}, training loses much; give the optimizer betas=(0.0, b2), in Keras"
-            " beta_1=0 (measured: 'With AdamW' in docs/methods.md)"
+            " beta_1=0 (measured: 'With AdamW' in docs/methods.md), or better compress updates, by preconditioned=on"
+            " ('AdamW' in docs/guide.md)"
         )
 
 

@@ -237,6 +237,10 @@ class Wrapper(Method):
         return self.inner.adds_momentum
 
     @property
+    def preconditioned(self) -> bool:
+        return self.inner.preconditioned
+
+    @property
     def hierarchical(self) -> bool:
         return self.inner.hierarchical
 
