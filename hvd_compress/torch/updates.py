@@ -48,8 +48,8 @@ class UpdateWatch:
         if not known:
             return
         self._looks -= 1
-        before = torch.stack([norm for _, norm in known])
-        after = torch.stack([norm.float() for norm in torch._foreach_norm([grad for grad, _ in known])])
+        before = torch.stack([norm.cpu() for _, norm in known])  # a model may lie on several devices
+        after = torch.stack([norm.float().cpu() for norm in torch._foreach_norm([grad for grad, _ in known])])
         if ((after - before).abs() > _TOLERANCE * before).any():
             raise UnsupportedError(
                 "updates were changed between their reduction and optimizer.step(), which is not supported with"
