@@ -23,6 +23,7 @@ from hvd_compress.ops.moments import Sides, sides_of, size_of
 from hvd_compress.spec import to_spec
 from hvd_compress.wrappers.precondition import Precondition
 from hvd_compress.wrappers.router import by_name, phases
+from hvd_compress.wrappers.schedule import schedule
 
 SHAPES: list[Shape] = [(30, 20), (7,), (), (0,), (4, 3, 2, 2), (1, 9), (9, 1), (50, 3)]
 BUCKET = bucket_of(*SHAPES)
@@ -172,6 +173,21 @@ def test_a_method_gets_updates_as_if_they_were_gradients(spec: str, options: str
         outcome = lockstep(ops, outer, bucket, [x.copy() for x in xs], after)
         before, after = ([one.state for one in results] for results in (plain, outcome))
         np.testing.assert_array_equal(dense(ops, outcome[0].total), dense(ops, plain[0].total))
+
+
+def test_dense_steps_of_others_sum_updates_too() -> None:
+    """As where a schedule is put around it."""
+    ops, method = ops_of("numpy"), schedule(Precondition(parse("topk:ratio=0.1").core, 0.9), every=2)
+    states = [method.init(ops, BUCKET, World(0, 2)) for _ in range(2)]
+    oracles, given, got = [Oracle(0.9), Oracle(0.9)], 0.0, 0.0
+    for step in range(2):
+        xs = normal(BUCKET, 2, seed=step)
+        results = lockstep(ops, method, BUCKET, [x.copy() for x in xs], states)
+        states = [result.state for result in results]
+        updates = [one.update(pieces(x)) for one, x in zip(oracles, xs, strict=True)]
+        given = given + sum(np.concatenate([part.reshape(-1) for part in own]) for own in updates)
+        got = got + dense(ops, results[0].total)
+    np.testing.assert_allclose(got, given, atol=1e-4)
 
 
 def test_the_scale_of_gradients_does_not_matter() -> None:
