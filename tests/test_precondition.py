@@ -144,7 +144,7 @@ def test_ranks_have_second_moments_of_their_own() -> None:
 
 
 def takes(spec: str, options: str) -> bool:
-    """Whether a method has these options."""
+    """Return whether a method accepts these options."""
     try:
         return not parse(joined(spec, options)).linear
     except SpecError:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +27,7 @@ from hvd_compress import parse
 from hvd_compress.distributed import Compression
 from hvd_compress.tools.compare.tasks.torch_transformer import transformer
 from hvd_compress.tools.compare.training import Setting, Training
+from hvd_compress.tools.terminal import split_specs
 
 
 class Run(NamedTuple):
@@ -44,31 +44,21 @@ class Run(NamedTuple):
 def runs(args: argparse.Namespace, ranks: int) -> Iterator[Run]:
     """Yield the runs that the command asks for."""
     options = dict(one.split("=") for one in args.set)
-    specs = re.split(r",(?![^,:@]*=)", args.specs)
-    for seed, named, lr in itertools.product(args.seeds, specs, args.lr):
+    for seed, named, lr in itertools.product(args.seeds, split_specs(args.specs), args.lr):
         spec, _, beta1 = named.partition("@")
-        yield Run(spec, float(beta1 or 0.0 if spec != "none" else beta1 or 0.9), lr, seed, ranks, options)
-
-
-def optimizer_of(run: Run, training: Training) -> torch.optim.Optimizer:
-    """Return AdamW, or for updates SGD, whose momentum is a mean over steps."""
-    options, parameters = training.optimizer.defaults, training.model.parameters()
-    if parse(run.spec).preconditioned:
-        decay = options["weight_decay"]
-        return torch.optim.SGD(parameters, run.lr, momentum=run.beta1, dampening=run.beta1, weight_decay=decay)
-    return torch.optim.AdamW(parameters, run.lr, (run.beta1, options["betas"][1]), weight_decay=options["weight_decay"])
+        yield Run(spec, float(beta1 or (0.9 if spec == "none" else 0.0)), lr, seed, ranks, options)
 
 
 def train(run: Run) -> dict[str, Any]:
     """Train, and return the facts of the run."""
-    rank, method = dist.get_rank(), parse(run.spec)
-    setting = Setting(run.seed, rank, run.ranks, run.lr, True, "", run.options, method.preconditioned)
+    method, options = parse(run.spec), {**run.options, "beta1": str(run.beta1)}
+    setting = Setting(run.seed, dist.get_rank(), run.ranks, run.lr, True, "", options, method.preconditioned)
     torch.manual_seed(run.seed)
     training = transformer(setting)
-    model, compression = DistributedDataParallel(training.model), Compression.parse(run.spec)
-    optimizer = optimizer_of(run, training)
-    plain = optimizer if run.beta1 == 0 or not method.preconditioned else torch.optim.SGD(model.parameters(), 0.0)
-    compression.register(model, optimizer=plain)
+    model, optimizer = DistributedDataParallel(training.model), training.optimizer
+    compression = Compression.parse(run.spec).register(model, optimizer=optimizer)
+    if method.preconditioned:  # after it has been registered without momentum, as it must be
+        optimizer.param_groups[0].update(momentum=run.beta1, dampening=run.beta1)
     steps, begin, curve = sum(1 for _ in training.batches(0)), time.perf_counter(), []
     for step, batch in enumerate(training.batches(0), start=1):
         for group in optimizer.param_groups:
@@ -80,12 +70,11 @@ def train(run: Run) -> dict[str, Any]:
         optimizer.step()
         if step % 100 == 0 or step == steps:
             curve.append((step, evaluated(training)))
-    stats = compression.stats()
     return {
         **run._asdict(),
         "parameters": sum(p.numel() for p in model.parameters()),
         "curve": curve,
-        "ratio": stats.gradient_bytes / max(stats.bytes_sent, 1),
+        "ratio": compression.stats().ratio,
         "seconds": time.perf_counter() - begin,
     }
 

@@ -116,7 +116,7 @@ def refuse_elastic(what: str) -> None:
 
 
 class OptimizerFacts(NamedTuple):
-    """What optimizers say of themselves; asked only if it matters.
+    """Properties of optimizers that methods restrict; each is computed when it is needed.
 
     Attributes:
         momentum: Returns their momentum; for Adam and its variants, the first beta.

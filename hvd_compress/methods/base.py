@@ -119,7 +119,7 @@ class Method(ABC):
 
     @property
     def preconditioned(self) -> bool:
-        """Whether the mean is an update that plain SGD applies, not a gradient."""
+        """Whether the mean is a parameter update, which plain SGD applies, instead of a gradient."""
         return False
 
     @property

@@ -12,10 +12,15 @@ from hvd_compress.ops.code import Code, Record
 LARGEST_BFLOAT16 = (2 - 2**-7) * 2.0**127
 
 
+def layout_of(code: Code, n: int) -> tuple[Blocks, Record]:
+    """Return the blocks of ``n`` coordinates, and the layout of each."""
+    blocks = Blocks.of(n, code.block)
+    return blocks, Record.of(blocks.size, code.ratio)
+
+
 def encode_top(ops: Ops, x: Array, code: Code) -> Array:
     """Encode an array of shape ``(n,)``."""
-    blocks = Blocks.of(int(x.shape[0]), code.block)
-    record = Record.of(blocks.size, code.ratio)
+    blocks, record = layout_of(code, int(x.shape[0]))
     if not blocks.number:
         return ops.zeros((0,), "uint8")
     rows = blocks.cut(ops, x)
@@ -37,8 +42,7 @@ def encode_top(ops: Ops, x: Array, code: Code) -> Array:
 
 def decode_top(ops: Ops, data: Array, code: Code, n: int, dtype: str) -> Array:
     """Undo `encode_top`. Any bytes of the right length stand for some numbers."""
-    blocks = Blocks.of(n, code.block)
-    record = Record.of(blocks.size, code.ratio)
+    blocks, record = layout_of(code, n)
     if not blocks.number:
         return ops.zeros((0,), dtype)
     scales, octets = ops.from_bytes(data, ("uint16", 2 * blocks.number), ("uint8", blocks.number * record.size))

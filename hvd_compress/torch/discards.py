@@ -67,8 +67,8 @@ class DiscardWatch:
         self._reduced: tuple[weakref.ref[Tensor], int] | None = None
         self._handles: list[Any] = []
         for optimizer in optimizers:
-            self._handles.append(optimizer.register_step_pre_hook(_weakly(self._begin_step)))
-            self._handles.append(optimizer.register_step_post_hook(_weakly(self._end_step)))
+            self._handles.append(optimizer.register_step_pre_hook(weakly(self._begin_step)))
+            self._handles.append(optimizer.register_step_post_hook(weakly(self._end_step)))
         weakref.finalize(self, _remove, self._handles)
         if self._parameters:
             self._watch(self._parameters[-1])
@@ -78,7 +78,7 @@ class DiscardWatch:
         tensor = parameter()
         if parameter not in self._had and tensor is not None and tensor.requires_grad:
             self._had[parameter] = False
-            look = _weakly(self._look)
+            look = weakly(self._look)
             self._handles.append(tensor.register_hook(lambda grad: look(parameter)))  # type: ignore[no-untyped-call]
 
     def reduced(self, first: Tensor | None) -> None:
@@ -131,7 +131,7 @@ class DiscardWatch:
         return (others or not self.knows) and all(probe.unchanged() for probe in self._probes)
 
 
-def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+def weakly(method: Callable[..., None]) -> Callable[..., None]:
     """Return a function that calls a method as long as its object exists."""
     weak = weakref.WeakMethod(method)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hvd_compress.errors import UnsupportedError
+from hvd_compress.torch.discards import weakly
 
 _LOOKS = 3
 """Number of steps that are looked at, as the host waits for the device then."""
@@ -28,21 +29,15 @@ class UpdateWatch:
     def __init__(self, optimizers: Sequence[Any]) -> None:
         self._norms: dict[int, Tensor] = {}
         self._looks = _LOOKS * len(optimizers)
-        weak = weakref.WeakMethod(self._check)
-
-        def check(optimizer: Any, *_: Any) -> None:
-            if (method := weak()) is not None:
-                method(optimizer)
-
         for optimizer in optimizers:
-            weakref.finalize(self, optimizer.register_step_pre_hook(check).remove)
+            weakref.finalize(self, optimizer.register_step_pre_hook(weakly(self._check)).remove)
 
     def reduced(self, updates: Mapping[int, Tensor], scale: float) -> None:
         """Note the updates of a step, by the keys of their parameters, and the loss scale that they are in."""
         norms = torch._foreach_norm(list(updates.values())) if self._looks else []
         self._norms = {key: norm.float() / scale for key, norm in zip(updates, norms, strict=False)}
 
-    def _check(self, optimizer: Any) -> None:
+    def _check(self, optimizer: Any, *_: Any) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         known = [(p.grad, self._norms.pop(id(p))) for p in parameters if id(p) in self._norms]
         if not known:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Array, Exchanging, State, World
@@ -12,6 +13,8 @@ from hvd_compress.methods.base import Wrapper, check_range, compensate
 from hvd_compress.ops import Ops
 from hvd_compress.ops.moments import sides_of, size_of
 from hvd_compress.wrappers.momentum import clipped
+
+Exchanger: TypeAlias = Callable[[Ops, Bucket, Array, State, World], Exchanging]
 
 
 class PreconditionState(NamedTuple):
@@ -85,21 +88,23 @@ class Precondition(Wrapper):
         x, second = ops.precondition(x, state.second, [sides_of(shape) for shape in bucket.shapes], self.beta2)
         return x, state._replace(second=second)
 
+    def _sum(
+        self, how: Exchanger, ops: Ops, bucket: Bucket, x: Array, state: PreconditionState, world: World
+    ) -> Exchanging:
+        """Sum updates by a method's ``exchange`` or ``reduce_scatter``."""
+        x, state = self._update(ops, bucket, x, state)
+        exchange = yield from how(ops, bucket, compensate(ops, self.inner, x, state.inner), state.inner, world)
+        return exchange._replace(state=state._replace(inner=exchange.state))
+
     def exchange(
         self, ops: Ops, bucket: Bucket, x: Array, state: PreconditionState, world: World, keep: bool = False
     ) -> Exchanging:
-        x, state = self._update(ops, bucket, x, state)
-        x = compensate(ops, self.inner, x, state.inner)
-        exchange = yield from self.inner.exchange(ops, bucket, x, state.inner, world)
-        return exchange._replace(state=state._replace(inner=exchange.state))
+        return self._sum(self.inner.exchange, ops, bucket, x, state, world)
 
     def reduce_scatter(
         self, ops: Ops, bucket: Bucket, x: Array, state: PreconditionState, world: World, keep: bool = False
     ) -> Exchanging:
-        x, state = self._update(ops, bucket, x, state)
-        x = compensate(ops, self.inner, x, state.inner)
-        exchange = yield from self.inner.reduce_scatter(ops, bucket, x, state.inner, world)
-        return exchange._replace(state=state._replace(inner=exchange.state))
+        return self._sum(self.inner.reduce_scatter, ops, bucket, x, state, world)
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: PreconditionState, world: World) -> Exchanging:
         x, state = self._update(ops, bucket, x, state)

@@ -50,7 +50,7 @@ class Router(ABC):
 
     @property
     def preconditioned(self) -> bool:
-        """Whether means are updates; see `Method.preconditioned`."""
+        """Whether means are parameter updates; see `Method.preconditioned`."""
         return self.core.preconditioned
 
     @property

@@ -22,7 +22,7 @@ from hvd_compress.ops.code import Record
 
 
 def sent(x: Arr, method: CTK) -> Arr:
-    """What one rank sends: chunk by chunk, by sorting."""
+    """Return what one rank sends, chunk by chunk, by sorting."""
     found, size = np.zeros(x.size), min(x.size, method.chunk)
     for start in range(0, x.size, size):
         chunk = np.zeros(size)

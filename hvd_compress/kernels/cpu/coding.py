@@ -15,8 +15,8 @@ from hvd_compress.kernels.cpu.powers import decode_bfloat16, decode_powers, enco
 from hvd_compress.kernels.cpu.signs import decode_signs, encode_signs
 from hvd_compress.kernels.cpu.top_code import decode_top, encode_top
 from hvd_compress.ops import second_key, wrong_length
-from hvd_compress.ops.blocks import Blocks
-from hvd_compress.ops.code import Code, Float8, Record
+from hvd_compress.ops.code import Code, Float8
+from hvd_compress.ops.top_code import layout_of
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -46,7 +46,7 @@ def quantise(x: Floats, code: Code, seed: int, out: Floats | None = None) -> Byt
     elif code.kind == "powers":
         encode_powers(x, *_keys(seed), data, left)
     elif code.kind == "top":
-        blocks, record = _records(code, n)
+        blocks, record = layout_of(code, n)
         head, records = data[: 4 * blocks.number].view(np.uint16), data[4 * blocks.number :]
         encode_top(x, blocks.size, *record, head.reshape(2, -1), records.reshape(-1, record.size), left)
     else:
@@ -106,7 +106,7 @@ def _decode(rows: Bytes, code: Code, n: int, first: int, last: int, out: Floats)
     elif code.kind == "powers":
         decode_powers(rows, first, last, out)
     elif code.kind == "top":
-        cut, record = _records(code, n)
+        cut, record = layout_of(code, n)
         skip = 4 * cut.number
         scales = from_bfloat16(np.ascontiguousarray(rows[:, :skip]).view(np.uint16).reshape(-1))
         both = scales.reshape(len(rows), 2, cut.number)
@@ -124,11 +124,6 @@ def _decode(rows: Bytes, code: Code, n: int, first: int, last: int, out: Floats)
                 decode_float8(rows, steps, *_float8(code.float8), block, skip, first, last, out)
             else:
                 decode_levels(rows, steps, code.bits, block, n, skip, first, last, out)
-
-
-def _records(code: Code, n: int) -> tuple[Blocks, Record]:
-    blocks = Blocks.of(n, code.block)
-    return blocks, Record.of(blocks.size, code.ratio)
 
 
 def _layout(code: Code, n: int) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from hvd_compress.kernels.cuda.powers import power
 from hvd_compress.kernels.cuda.top_code import decode_top
 from hvd_compress.ops import wrong_length
 from hvd_compress.ops.blocks import Blocks
-from hvd_compress.ops.code import Code, Record
+from hvd_compress.ops.code import Code
 
 
 @part
@@ -103,10 +103,10 @@ def dequantise(rows: Tensor, code: Code, n: int, join: bool = False) -> Tensor:
         raise ExchangeError(wrong_length(rows.shape[1], code.size(n, "float32")))
     rows, number = rows.contiguous(), int(rows.shape[0])
     out = torch.empty(number * n if join else n, dtype=torch.float32, device=rows.device)
-    blocks, header, steps = Blocks.of(n, code.block), 0, out
     if code.kind == "top":
-        decode_top(rows, out, blocks, Record.of(blocks.size, code.ratio), join)
+        decode_top(rows, out, code, n, join)
         return out
+    blocks, header, steps = Blocks.of(n, code.block), 0, out
     if n and code.scales:
         header = 4 * code.scales * blocks.number
         # cloned: in a row, numbers of four bytes may lie at any place

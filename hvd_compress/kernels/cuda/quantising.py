@@ -16,7 +16,7 @@ from hvd_compress.kernels.cuda.powers import encode_bfloat16, encode_powers
 from hvd_compress.kernels.cuda.scales import scales
 from hvd_compress.kernels.cuda.top_code import encode_top
 from hvd_compress.ops.blocks import Blocks
-from hvd_compress.ops.code import Code, Record
+from hvd_compress.ops.code import Code
 from hvd_compress.ops.coding import TINY
 from hvd_compress.ops.packing import GROUP
 
@@ -198,8 +198,7 @@ def quantise(
         encode = encode_powers if code.kind == "powers" else encode_bfloat16
         encode(x, left, data, seed, keep)
     elif code.kind == "top":
-        blocks = Blocks.of(n, code.block)
-        encode_top(x, left, data, blocks, Record.of(blocks.size, code.ratio), keep)
+        encode_top(x, left, data, code, keep)
     else:
         _quantise(x, code, seed, keep, left, data)
     return data, left if keep else None

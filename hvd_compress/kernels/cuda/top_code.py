@@ -9,9 +9,8 @@ from torch import Tensor
 
 from hvd_compress.kernels.cuda.launching import TILE, kernel, launch, part, tiles
 from hvd_compress.kernels.cuda.powers import nearest
-from hvd_compress.ops.blocks import Blocks
-from hvd_compress.ops.code import Code, Record
-from hvd_compress.ops.top_code import LARGEST_BFLOAT16
+from hvd_compress.ops.code import Code
+from hvd_compress.ops.top_code import LARGEST_BFLOAT16, layout_of
 
 _MOST = tl.constexpr(LARGEST_BFLOAT16)
 
@@ -26,7 +25,7 @@ def fits(code: Code) -> bool:
 
 @part
 def _largest(bits: tl.tensor, kept: tl.tensor) -> tl.tensor:
-    """Whether magnitudes are among the ``kept`` largest; ties go to the lower index."""
+    """Return whether each magnitude is among the ``kept`` largest; ties go to the lower index."""
     least = tl.cast(0, tl.int32)
     for place in range(31):
         candidate = least | 1 << (30 - place)
@@ -109,8 +108,9 @@ def _pack(
     tl.store(out + index, merged.to(tl.uint8), mask=index < n)
 
 
-def encode_top(x: Tensor, left: Tensor, data: Tensor, blocks: Blocks, record: Record, keep: bool) -> None:
+def encode_top(x: Tensor, left: Tensor, data: Tensor, code: Code, keep: bool) -> None:
     """Write the payload of ``x`` to ``data``, and, with ``keep``, what it leaves to ``left``, which may be ``x``."""
+    blocks, record = layout_of(code, x.numel())
     scales, records = data[: 4 * blocks.number].view(torch.uint16), data[4 * blocks.number :]
     marks = torch.zeros(blocks.number * record.highs, dtype=torch.uint8, device=x.device)
     codes = torch.empty(blocks.number * record.kept, dtype=torch.int32, device=x.device)
@@ -179,8 +179,9 @@ def _decode(
             out += n
 
 
-def decode_top(rows: Tensor, out: Tensor, blocks: Blocks, record: Record, join: bool) -> None:
+def decode_top(rows: Tensor, out: Tensor, code: Code, n: int, join: bool) -> None:
     """Write the sum of some payloads to ``out``, or, with ``join``, one after another."""
+    blocks, record = layout_of(code, n)
     args = (rows, out, rows.shape[0], rows.shape[1], record.size, *blocks, *record)
     room, highs = triton.next_power_of_2(blocks.size), triton.next_power_of_2(record.highs)
     warps = max(1, max(room, highs) // 1024)
