@@ -13,6 +13,7 @@ from hvd_compress.core.totals import Total, dense
 from hvd_compress.kernels import cuda
 from hvd_compress.kernels.cuda.top_code import fits
 from hvd_compress.ops.code import Code
+from hvd_compress.ops.moments import Sides
 from hvd_compress.ops.torch import TorchOps, largest
 
 
@@ -93,3 +94,8 @@ class TorchCudaOps(TorchOps):
         if not self._fits(x):
             return super().accelerate(x, velocity, residual, momentum, nesterov)
         return cuda.accelerate(x, velocity, residual, momentum, nesterov)
+
+    def precondition(self, x: Tensor, second: Tensor, sides: Sequence[Sides], beta2: float) -> tuple[Array, Array]:
+        if not self._fits(x, second):
+            return super().precondition(x, second, sides, beta2)
+        return cuda.precondition(x, second, sides, beta2)

@@ -23,6 +23,7 @@ from hvd_compress.kernels.cuda.casts import cast, from_bfloat16, to_bfloat16
 from hvd_compress.kernels.cuda.dequantising import dequantise
 from hvd_compress.kernels.cuda.elementwise import accelerate, add_at, put_finite
 from hvd_compress.kernels.cuda.lanes import from_lanes, to_lanes
+from hvd_compress.kernels.cuda.preconditioning import precondition
 from hvd_compress.kernels.cuda.quantising import quantise
 from hvd_compress.kernels.cuda.rotation import rotate, unrotate
 from hvd_compress.kernels.cuda.scales import norms
@@ -39,6 +40,7 @@ __all__ = [
     "from_lanes",
     "kth_magnitude",
     "norms",
+    "precondition",
     "put_finite",
     "quantise",
     "rotate",

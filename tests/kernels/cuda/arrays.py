@@ -17,6 +17,7 @@ from hvd_compress.kernels.cuda import (
     cast,
     from_bfloat16,
     kth_magnitude,
+    precondition,
     put_finite,
     rotate,
     rotation,
@@ -25,6 +26,7 @@ from hvd_compress.kernels.cuda import (
     unrotate,
     write_sketch,
 )
+from hvd_compress.ops.moments import Sides, size_of
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.sketch import HASHES, Sketch
 
@@ -104,6 +106,26 @@ def test_momentum(n: int, nesterov: bool) -> None:
     mine = accelerate(*tensors, 0.9, nesterov)
     for a, b in zip(mine, expected, strict=True):
         same(a, b)
+
+
+MATRICES = ([(3, 2)], [(5, 1), (64, 64), (1, 1), (65, 130)], [(2, 1500), (1030, 3), (2000, 1), (200, 70)])
+
+
+@pytest.mark.parametrize("shapes", MATRICES)
+@pytest.mark.parametrize("size", [1.0, 0.0, 1e-30, 1e20])
+def test_preconditioning(shapes: list[tuple[int, int]], size: float) -> None:
+    sides = [Sides(*shape) for shape in shapes]
+    n, kept = sum(rows * columns for rows, columns in sides), sum(map(size_of, sides))
+    expected, second = np.zeros(0), np.zeros(kept, np.float32)
+    for step in range(3):  # where moments are zero, where weights are small, and after that
+        x = normal(n, step) * np.float32(size)
+        x[: n // 3 : 2] = 0
+        before = put(second)
+        mine = [get(one) for one in precondition(put(x), before, sides, 0.9)]
+        np.testing.assert_array_equal(get(before), second)
+        expected, second = ORACLE.precondition(x, second, sides, 0.9)
+        np.testing.assert_allclose(mine[0], expected, rtol=1e-5)  # as sums of the oracle have 24 bits
+        np.testing.assert_allclose(mine[1], second, rtol=1e-5)
 
 
 @pytest.mark.parametrize("n", SIZES)

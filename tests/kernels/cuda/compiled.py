@@ -21,7 +21,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from hvd_compress.kernels import cuda
+from hvd_compress.kernels.cuda.preconditioning import _tables
 from hvd_compress.ops.code import Code
+from hvd_compress.ops.moments import Sides
 
 N = 5000
 CODES = (
@@ -71,6 +73,12 @@ def lanes(x: Tensor) -> None:
     cuda.from_lanes(cuda.to_lanes(x.reshape(50, 100), x[:50], 7, 5, 3), x[:50], 7, 5, 50, 100)
 
 
+def preconditioning(x: Tensor) -> None:
+    _tables.cache_clear()  # what is kept from one test is no tensor of another one
+    cuda.precondition(x, x[:76], [Sides(50, 20), Sides(4, 1)], 0.9)
+    _tables.cache_clear()
+
+
 USES: dict[str, Callable[[Tensor], object]] = {
     **{"-".join(map(str, code)): code_use(code) for code in CODES},
     "lanes": lanes,
@@ -79,6 +87,7 @@ USES: dict[str, Callable[[Tensor], object]] = {
     "norms": lambda x: cuda.norms(x.reshape(50, 100)),
     "top indices": lambda x: cuda.top_indices(x, 50),
     "kth magnitude": lambda x: cuda.kth_magnitude(x, 50),
+    "preconditioning": preconditioning,
     "momentum": lambda x: cuda.accelerate(x, x, x, 0.9, False),
     "scatter-add": lambda x: cuda.add_at(x, torch.arange(50), x[:50]),
     "finite": lambda x: cuda.put_finite(x, x.half(), x),
