@@ -136,12 +136,15 @@ def _fsdp_groups(model: nn.Module) -> Iterator[Any]:
 
     states = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
     for state in dict.fromkeys(states):
-        if len(state._fsdp_param_groups) > 1:
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:  # before PyTorch 2.13, where a module has one group at most
+            groups = [group for group in (state._fsdp_param_group,) if group is not None]
+        if len(groups) > 1:
             raise UnsupportedError(
                 "shard_placement_fn that shards the parameters of a module over several meshes is not supported:"
                 " PyTorch gives no access to their reduce-scatter; call fully_shard on a module for each mesh"
             )
-        yield from state._fsdp_param_groups
+        yield from groups
 
 
 def _group(group: Any, names: dict[int, str]) -> Group:

@@ -10,14 +10,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp._common_utils import collect_grad_tensors
-from torch.distributed.fsdp._fully_shard._fsdp_common import _dynamo_disable
+from torch._compile import _disable_dynamo
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from hvd_compress.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from hvd_compress.distributed.sharded import ShardedReducer
+
+try:
+    from torch.distributed.fsdp._common_utils import collect_grad_tensors
+except ImportError:  # before PyTorch 2.13, which looks into dataclasses, too
+
+    def collect_grad_tensors(output: Any) -> tuple[Tensor, ...]:
+        """Return the tensors of an output that require gradients, as FSDP finds them."""
+        return tuple(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad)
 
 
 def watch(model: nn.Module, reducer: ShardedReducer) -> RemovableHandle:
@@ -27,7 +35,7 @@ def watch(model: nn.Module, reducer: ShardedReducer) -> RemovableHandle:
     """
     known = weakref.ref(reducer)
 
-    @_dynamo_disable
+    @_disable_dynamo
     def watched(module: nn.Module, args: Any, output: Any) -> None:
         one: Any = known()
         tensors: Sequence[Any] = collect_grad_tensors(output) if torch.is_grad_enabled() else ()
