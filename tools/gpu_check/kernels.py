@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hvd_compress.kernels import cuda
 from hvd_compress.ops.code import Code
+from hvd_compress.ops.moments import sides_of, size_of
 from hvd_compress.ops.torch_cuda import TorchCudaOps
 
 LARGE, TINY = 25_557_032, 3_000
@@ -61,6 +62,9 @@ def _operations(x: Tensor) -> Iterator[tuple[str, Callable[[], object]]]:
     matrix, thin = x[: x.numel() // 1000 * 1000].view(-1, 1000), torch.randn(1000, 4, device=x.device)
     ops = TorchCudaOps(x.device)
     yield "project (powersgd)", lambda: ops.project(matrix, thin)
+    sides = [sides_of((len(matrix), 1000))]
+    second = torch.zeros(size_of(sides[0]), device=x.device)
+    yield "precondition", lambda: ops.precondition(matrix.reshape(-1), second, sides, 0.95)
 
 
 def _milliseconds(run: Callable[[], object], cpu: bool) -> float | None:

@@ -68,8 +68,9 @@ def _sharded(spec: str, rank: int, device: str) -> Tensor:
 
 def _trained(spec: str, model: nn.Module) -> Tensor:
     """Return the weights after some steps."""
-    Compression.parse(spec).register(model)
-    step = stepper(model, lr=1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    Compression.parse(spec).register(model, optimizer=optimizer)
+    step = stepper(model, optimizer)
     for _ in range(STEPS):
         step()
     local = [w.to_local() if hasattr(w, "to_local") else w for w in model.parameters()]

@@ -24,19 +24,23 @@ from hvd_compress.core.bucket import Shape
 from hvd_compress.distributed import Compression
 from hvd_compress.tools.bench.distributed.shapes import resnet50
 
+Register: TypeAlias = Callable[[DistributedDataParallel, torch.optim.Optimizer], object]
+"""Registers a method on a model."""
+
 Work: TypeAlias = Callable[[int, bool], Iterable[dict[str, Any]]]
 """Program of a rank: takes the rank, and whether to run on the CPU; returns rows of results."""
 
 _spawn: Any = torch.multiprocessing.spawn  # type: ignore[attr-defined]
 
 SPECS = ["none", "fp16", "topk:ratio=0.01", "powersgd:rank=4", "qsgd", "efsignsgd", "topkc:ratio=0.01", "int8"]
+SPECS += ["ctk", "ctk:preconditioned=on"]
 
 NCCL = "cpu:gloo,cuda:nccl"
 """Backend of jobs over NCCL."""
 
 SMALL = [(64, 64), (64,), (64, 64)]
 WARMUP, STEPS = 4, 10
-TIME_LIMIT = 100
+TIME_LIMIT = 200
 """Seconds of all methods with one backend."""
 
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx")
@@ -65,9 +69,8 @@ class Given(nn.Module):
         return torch.stack(products).sum()
 
 
-def stepper(model: nn.Module, lr: float) -> Callable[[], None]:
-    """Return a function that trains `Given` for one step of SGD."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+def stepper(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """Return a function that trains `Given` for one step."""
     x = torch.zeros(1)
 
     def step() -> None:
@@ -85,20 +88,20 @@ def measure(rank: int, cpu: bool) -> Iterator[dict[str, Any]]:
         yield {"method": name, **_steps(register, rank, cpu)}
 
 
-def _peers() -> dict[str, Callable[[DistributedDataParallel], None]]:
+def _peers() -> dict[str, Register]:
     """Return what PyTorch brings; its PowerSGD over NCCL only, as over Gloo it hangs with tensors of a GPU."""
-    peers: dict[str, Callable[[DistributedDataParallel], None]] = {
-        "plain DDP": lambda model: None,
-        "PyTorch's fp16 hook": lambda model: model.register_comm_hook(None, fp16_compress_hook),
+    peers: dict[str, Register] = {
+        "plain DDP": lambda model, optimizer: None,
+        "PyTorch's fp16 hook": lambda model, optimizer: model.register_comm_hook(None, fp16_compress_hook),
     }
     if dist.get_backend() != "gloo":
         state = PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
-        peers["PyTorch's PowerSGD, rank 4"] = lambda model: model.register_comm_hook(state, powerSGD_hook)
+        peers["PyTorch's PowerSGD, rank 4"] = lambda model, optimizer: model.register_comm_hook(state, powerSGD_hook)
     return peers
 
 
-def _register(spec: str, model: DistributedDataParallel) -> None:
-    Compression.parse(spec).register(model)
+def _register(spec: str, model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
+    Compression.parse(spec).register(model, optimizer=optimizer)
 
 
 def on_ranks(work: Work, backend: str, ranks: int, cpu: bool) -> list[dict[str, Any]]:
@@ -134,13 +137,14 @@ def _rank(rank: int, work: Work, ranks: int, backend: str, cpu: bool, folder: st
     os._exit(0)
 
 
-def _steps(register: Callable[[DistributedDataParallel], object], rank: int, cpu: bool) -> dict[str, Any]:
+def _steps(register: Register, rank: int, cpu: bool) -> dict[str, Any]:
     gc.collect()  # the model before, whose memory would count
     before = 0 if cpu else torch.cuda.memory_allocated()
     shapes, count = (SMALL, 3) if cpu else (resnet50(), STEPS)
     model = DistributedDataParallel(Given(shapes, rank, "cpu" if cpu else "cuda"), gradient_as_bucket_view=True)
-    register(model)
-    step = stepper(model, lr=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    register(model, optimizer)
+    step = stepper(model, optimizer)
     for _ in range(2 if cpu else WARMUP):
         step()
     if not cpu:
