@@ -56,9 +56,10 @@ def test_steps_on_hosts(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_steps_of_two_drivers(tmp_path: Path) -> None:
     against = ("--framework", "ddp", "--against", "ddp", "--against", "horovod")
-    found = bench(tmp_path / "r.json", "steps", "topk:ratio=0.01", *against, "--ranks", "2", "--model", "many")
+    specs = ("topk:ratio=0.01", "ctk:preconditioned=on")
+    found = bench(tmp_path / "r.json", "steps", *specs, *against, "--ranks", "2", "--model", "many")
     own = ["DDP's none", "DDP's fp16", "DDP's PowerSGD, rank 4", "Horovod's none", "Horovod's fp16"]
-    assert list(found) == [ALONE, *own, "topk:ratio=0.01 by ddp", "topk:ratio=0.01 by horovod"]
+    assert list(found) == [ALONE, *own, *(f"{spec} by {driver}" for spec in specs for driver in ("ddp", "horovod"))]
     assert all(one["ms"] > 0 for one in found.values())
     ddp, horovod = found["topk:ratio=0.01 by ddp"], found["topk:ratio=0.01 by horovod"]
     assert 0 < ddp["payload"] < horovod["payload"] < ddp["payload"] + 10 * 500  # a carrier for each gradient

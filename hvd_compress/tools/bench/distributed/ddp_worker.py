@@ -74,7 +74,7 @@ class DDPBench(GroupRank):
         if entry.own:
             _register(wrapped, entry.spec)
         else:
-            subject.compressor = entry.compression(Compression, None).register(wrapped)
+            subject.compressor = entry.compression(Compression, None).register(wrapped, optimizer=optimizer)
         return subject
 
 

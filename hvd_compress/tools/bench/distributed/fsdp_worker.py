@@ -32,7 +32,7 @@ class FSDPBench(DDPBench):
         optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
         subject = DDPSubject(list(module.parameters()), lambda _: module(), optimizer)
         if not entry.own:
-            subject.compressor = entry.compression(Compression, None).register(module)
+            subject.compressor = entry.compression(Compression, None).register(module, optimizer=optimizer)
         return subject
 
 
