@@ -67,14 +67,14 @@ def test_the_study_of_adamw(tmp_path: Path) -> None:
     program, results = Path(example("../tools/adam_study.py")), tmp_path / "study.jsonl"
     small = [f"--set={option}" for option in ("steps=2", "layers=1", "width=16", "context=8", "test=400")]
     options = dict(option.removeprefix("--set=").split("=") for option in small)
-    made = {"spec": "none", "beta1": 0.5, "lr": 0.002, "seed": 0, "ranks": 2, "options": options}
+    made = {"task": "transformer", "spec": "none", "beta1": 0.5, "lr": 0.002, "seed": 0, "ranks": 2, "options": options}
     results.write_text(json.dumps(made) + "\n")
-    specs = "none@0.5,bf16:preconditioned=on@0.9,ctk:ratio=0.1,chunk=64,preconditioned=on"
+    specs = "none@0.5,bf16:preconditioned=on@0.9,ctk:ratio=0.1,chunk=64,preconditioned=on,onebit-adam,demo,dion"
     torchrun(2, program, results, f"--specs={specs}", "--lr=0.002", *small)
     first, *runs = [json.loads(line) for line in results.read_text().splitlines()]
     assert first == made
-    assert [run["spec"].partition(":")[0] for run in runs] == ["bf16", "ctk"]
-    assert [run["beta1"] for run in runs] == [0.9, 0.0]
+    assert [run["spec"].partition(":")[0] for run in runs] == ["bf16", "ctk", "onebit-adam", "demo", "dion"]
+    assert [run["beta1"] for run in runs] == [0.9, 0.0, 0.9, 0.9, 0.9]
     assert all(2 < run["curve"][-1][1] < 7 for run in runs)
 
 

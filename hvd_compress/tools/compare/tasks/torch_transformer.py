@@ -99,8 +99,9 @@ def warm_up_and_cosine(part: float) -> float:
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Return the mean cross entropy of the next byte, in nats."""
-    inputs, targets = batch
+    """Return the mean cross entropy of the next byte, in nats; the batch may be elsewhere than the model."""
+    device = next(model.parameters()).device
+    inputs, targets = (part.to(device) for part in batch)
     return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
 
