@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
-from all_minilm_l6_v2 import get_model_path
+from all_minilm_l6_v2 import extract_model
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AutoModel, AutoTokenizer
@@ -55,13 +56,13 @@ def reviews(setting: Setting) -> Training:
     """Make a training with AdamW; options: ``batch`` (of all ranks), ``epochs``, ``beta1``, ``beta2``, ``decay``."""
     options = {"batch": 32, "epochs": 1, "beta1": 0.9, "beta2": 0.999, "decay": 0.01}
     options |= {name: float(value) for name, value in setting.options.items()}
-    folder = get_model_path()
-    task = _Reviews(Path(setting.data), folder, setting, int(options["batch"]) // setting.size, int(options["epochs"]))
-    model = Classifier(folder)
+    with TemporaryDirectory() as place:  # of this rank, as ranks of a machine come here at the same time
+        folder = extract_model(place)
+        model = Classifier(folder)
+        task = _Reviews(Path(setting.data), folder, setting, int(options["batch"]), int(options["epochs"]))
     lr, decay = setting.lr or 1e-4, options["decay"]
-    optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-        model.parameters(), lr, (options["beta1"], options["beta2"]), weight_decay=decay
-    )
+    betas = (options["beta1"] if setting.momentum else 0.0, options["beta2"])
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr, betas, weight_decay=decay)
     if setting.preconditioned:
         optimizer = torch.optim.SGD(model.parameters(), lr, weight_decay=decay)
     return Training(
@@ -95,15 +96,14 @@ class _Reviews:
         order = np.random.default_rng(0).permutation(len(scored))
         self._train, test = order[len(order) // TESTING :], order[: len(order) // TESTING]
         self._test = test[: len(test) // setting.size * setting.size][setting.rank :: setting.size]
-        self._setting, self._batch, self._epochs = setting, batch, epochs
+        self._setting, self._whole, self._epochs = setting, batch // setting.size * setting.size, epochs
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """Yield this rank's minibatches of all epochs, which count as one."""
-        whole = self._batch * self._setting.size
         for number in range(epoch * self._epochs, (epoch + 1) * self._epochs):
             order = np.random.default_rng((self._setting.seed, number)).permutation(self._train)
-            for begin in range(0, len(order) - whole + 1, whole):
-                yield self._chosen(order[begin : begin + whole][self._setting.rank :: self._setting.size])
+            for begin in range(0, len(order) - self._whole + 1, self._whole):
+                yield self._chosen(order[begin : begin + self._whole][self._setting.rank :: self._setting.size])
 
     def evaluate(self, model: nn.Module) -> float:
         """Return the accuracy on sentences that the model was not trained on."""
