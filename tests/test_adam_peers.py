@@ -74,7 +74,7 @@ def test_the_dct_is_orthonormal(n: int) -> None:
 
 
 def test_demo_sends_the_largest_coefficients_and_keeps_the_rest() -> None:
-    """Of a sum of 40 waves, it sends 32."""
+    """The gradient has 40 DCT coefficients: the 32 largest are sent, and momentum keeps the other 8."""
     model = nn.Linear(64, 64, bias=False)
     before, waves = model.weight.detach().clone(), torch.zeros(64, 64)
     waves.view(-1)[:400:10] = torch.arange(40, 0, -1.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -152,6 +153,7 @@ class _Dct:
         return found.transpose(1, 2).reshape(self.shape)
 
 
+@cache
 def dct(n: int) -> Tensor:
     """Return the orthonormal matrix of the DCT (type 2)."""
     k, i = torch.arange(n)[:, None], torch.arange(n)[None]

@@ -76,12 +76,11 @@ def compressed(run: Run, training: Training) -> Trainer:
     return Trainer(model, step, lambda: compression.stats().ratio)
 
 
-def published(run: Run, training: Training) -> Trainer:
+def published(run: Run, training: Training, steps: int) -> Trainer:
     """Return the trainer of an optimizer of `adam_peers`."""
     [group] = training.optimizer.param_groups
     beta1, beta2 = group["betas"]
-    settings = Settings(group["weight_decay"], beta1, beta2, sum(1 for _ in training.batches(0)))
-    peer = PEERS[run.spec](training.model, settings)
+    peer = PEERS[run.spec](training.model, Settings(group["weight_decay"], beta1, beta2, steps))
     return Trainer(training.model, peer.step, lambda: peer.ratio)
 
 
@@ -93,8 +92,9 @@ def train(run: Run, device: str = "cpu", data: str = "") -> dict[str, Any]:
     torch.manual_seed(run.seed)
     training = find(run.task, "ddp")(setting)
     training.model.to(device)
-    trainer = (published if run.spec in PEERS else compressed)(run, training)
-    steps, begin, curve = sum(1 for _ in training.batches(0)), time.perf_counter(), []
+    steps = sum(1 for _ in training.batches(0))
+    trainer = published(run, training, steps) if run.spec in PEERS else compressed(run, training)
+    begin, curve = time.perf_counter(), []
     for step, batch in enumerate(training.batches(0), start=1):
         training.model.zero_grad()
         training.loss(trainer.model, batch).backward()

@@ -119,7 +119,7 @@ class Method(ABC):
 
     @property
     def preconditioned(self) -> bool:
-        """Whether the mean is a parameter update, which plain SGD applies, instead of a gradient."""
+        """Whether the reduced tensor is a parameter update (applied by SGD without momentum) and not a gradient."""
         return False
 
     @property

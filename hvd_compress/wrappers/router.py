@@ -50,7 +50,7 @@ class Router(ABC):
 
     @property
     def preconditioned(self) -> bool:
-        """Whether means are parameter updates; see `Method.preconditioned`."""
+        """Whether reduced tensors are parameter updates and not gradients; see `Method.preconditioned`."""
         return self.core.preconditioned
 
     @property

@@ -68,8 +68,9 @@ def _tables(sides: tuple[Sides, ...], device: torch.device) -> _Tables:
     lines: list[tuple[int, ...]] = []
     vectors: list[tuple[int, ...]] = []
     place = second = sums = 0
-    for rows, columns in sides:
-        weight = second + size_of(Sides(rows, columns)) - 1
+    for one in sides:
+        rows, columns = one
+        weight = second + size_of(one) - 1
         if columns == 1:
             starts = range(0, rows, _LONG)
             vectors += [(place + i, min(_LONG, rows - i), second + i, weight) for i in starts]
@@ -129,7 +130,7 @@ def _blend(
     line = tl.load(lines + 1) + tl.arange(0, SIDE)
     place = sums + tl.load(matrices + 4 + across) + line
     total = tl.zeros((SIDE,), tl.float64)
-    for _ in range((length + SIDE - 1) // SIDE):
+    for _ in range(tl.cdiv(length, SIDE)):
         total += tl.load(place, mask=line < number, other=0.0)
         place += number
     moment = tl.load(matrices + 3) + across * rows + line
