@@ -314,7 +314,7 @@ class DistributedCompressor(ReducingCompressor):
         from hvd_compress.distributed.sharded import Scheme, ShardedReducer, label_of
         from hvd_compress.distributed.sharded_groups import check_whole
 
-        self._known(model, optimizer)
+        optimizers = self._known(model, optimizer)
         common = self._common._replace(lock=StepLock())
         reducer = ShardedReducer(common, model, Scheme(replicas or None, op), self._give)
         if replicas is None:
@@ -324,7 +324,7 @@ class DistributedCompressor(ReducingCompressor):
             reducer.label = self._registry.label(label_of(model), set())
         else:
             reducer.adopt(former)
-        reducer.attach(model)
+        reducer.attach(model, optimizers)
         self._sharded[reducer.label] = reducer
 
     def _give(self, reducer: "ShardedReducer") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import Any, NamedTuple
@@ -35,6 +36,7 @@ from hvd_compress.torch.backward import at_end_of_backward
 from hvd_compress.torch.bucket_state import BucketState
 from hvd_compress.torch.handshake import Handshake, place_of
 from hvd_compress.torch.reducer import Common
+from hvd_compress.torch.updates import UpdateWatch
 
 _GROUPS: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
 """Process groups that were made for ranks of models, by the default group."""
@@ -104,6 +106,7 @@ class ShardedReducer:
         self._buckets = [self._made(group) for group in self._groups]
         self.transport: GroupTransport | None = None
         self._step: Step | None = None
+        self._updates: UpdateWatch | None = None
         self._agreed = self._connected = False
 
     def _made(self, group: Group) -> GroupBuckets:
@@ -116,9 +119,10 @@ class ShardedReducer:
             return GroupBuckets(group, ReduceScattered(method), world, world.size)
         return GroupBuckets(group, method, world, 1)
 
-    def attach(self, model: nn.Module) -> None:
-        """Set the communication of all modules of the model."""
+    def attach(self, model: nn.Module, optimizers: Sequence[Any]) -> None:
+        """Set the communication of all modules of the model; its optimizers may apply no updates but those of here."""
         self._watch = watch(model, self)
+        self._updates = UpdateWatch(optimizers) if self._common.method.preconditioned else None
         for number, group in enumerate(self._groups):
             for module in group.modules():
                 if self.scheme.replicas is None:
@@ -247,11 +251,14 @@ class ShardedReducer:
         with self._common.lock, torch.no_grad():
             flags = step.flags(len(self._groups), self._groups[0].device)
             step.bad = self.transport.start(AllReduce(flags, "max", donate=True), "").result()
+            grads = {number: self._groups[number].grads(members) for number, members in step.reduced.items()}
+            if self._updates is not None:
+                self._updates.reduced(dict(ChainMap(*grads.values())), step.loss_scale)
             if not step.bad.is_cuda and not step.bad.any():
                 return
             factors = torch.where(step.bad > 0, math.nan, 1.0)  # without a device synchronisation
-            for number, members in step.reduced.items():
-                for grad in self._groups[number].grads(sorted(members)):
+            for number, shards in grads.items():
+                for grad in shards.values():
                     grad.mul_(factors[number].to(grad.device))
 
     def _settle(self) -> None:

@@ -76,27 +76,24 @@ class GroupBuckets:
     def _split(self, part: Part, inside: set[int]) -> Part:
         """Replace a part by two; return that of the members that are in a set."""
         self._parts.remove(part)
-        former = self._divided(part.members, part.bucket.read())
+        former = self._kept(part.members, part.bucket.read())
         halves = [[one for one in part.members if (one in inside) is within] for within in (True, False)]
         new = [self._add(half) for half in halves]
         for half in new:
-            half.bucket.write(inherit(self._divided(half.members, half.bucket.read()), [former]))
+            half.bucket.write(inherit(self._kept(half.members, half.bucket.read()), [former]))
         return new[0]
 
-    def _divided(self, members: Sequence[int], leaves: Leaves) -> Kept:
-        """Return a state as one that is divided by parameters, and by the ranks that receive their shards."""
-        planned = self._planned(members)
-        places = list(product(range(self.rows), members))
-        shapes = tuple(self.group.parameters[member].shard for _, member in places)
-        return Kept(places, planned.bucket._replace(shapes=shapes), planned.method, leaves)
+    def _kept(self, members: Sequence[int], leaves: Leaves) -> Kept:
+        """Return a state as one that is divided by the ranks that receive shards, and by parameters."""
+        names = [self.group.parameters[member].name for member in members]
+        bucket, method, _ = self._planned(members)
+        return Kept(list(product(range(self.rows), names)), bucket, method, leaves)
 
     def _planned(self, members: Sequence[int]) -> Planned:
         parameters = [self.group.parameters[member] for member in members]
-        shapes = [one.shard for one in parameters]
-        if self.rows > 1:
-            shapes = [(self.rows * sum(one.numel for one in parameters),)]
+        shards = [one.shard for one in parameters]
         dtype = gradient(parameters[0].name, (), parameters[0].dtype).dtype
-        return Planned(Bucket(self.key(members), tuple(shapes), dtype), self._method, ())
+        return Planned(Bucket(self.key(members), tuple(self.rows * shards), dtype), self._method, ())
 
     def key(self, members: Sequence[int]) -> str:
         """Return the key of a bucket: the group's name, with the positions of the members if others are missing."""
@@ -121,8 +118,7 @@ class GroupBuckets:
         if members is None:
             return None
         bucket, method, _ = self._planned(members)
-        names = [self.group.parameters[member].name for member in members]
-        return Kept(names, bucket, method, flatten(method.init(NumpyOps(), bucket, self._world)))
+        return self._kept(members, flatten(method.init(NumpyOps(), bucket, self._world)))
 
     def adopt(self, former: GroupBuckets) -> None:
         """Take over the states of former buckets of the same group."""

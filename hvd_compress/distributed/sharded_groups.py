@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -75,11 +75,11 @@ class Group(NamedTuple):
         positions = {id(one): position for position, one in enumerate(() if group is None else group.fsdp_params)}
         return [positions[id(one)] for one in reduced]
 
-    def grads(self, positions: Sequence[int]) -> list[torch.Tensor]:
-        """Return this rank's shards of the reduced gradients of some parameters."""
+    def grads(self, positions: Iterable[int]) -> dict[int, torch.Tensor]:
+        """Return this rank's shards of the reduced gradients of some parameters, by the keys of the parameters."""
         group = self.fsdp()
-        grads = [group.fsdp_params[position].sharded_param.grad for position in positions] if group is not None else []
-        return [grad.to_local() for grad in grads if grad is not None]
+        tensors = [group.fsdp_params[position].sharded_param for position in positions] if group is not None else []
+        return {id(tensor): tensor.grad.to_local() for tensor in tensors if tensor.grad is not None}
 
     @property
     def backward(self) -> Any:

@@ -39,7 +39,7 @@ class UpdateWatch:
 
     def _check(self, optimizer: Any, *_: Any) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        known = [(p.grad, self._norms.pop(id(p))) for p in parameters if id(p) in self._norms]
+        known = [(_local(p.grad), self._norms.pop(id(p))) for p in parameters if id(p) in self._norms]
         if not known:
             return
         self._looks -= 1
@@ -51,3 +51,9 @@ class UpdateWatch:
                 " preconditioned=on: instead of torch.nn.utils.clip_grad_norm_, clip each rank's gradients by the"
                 " option clip_norm=...; with a GradScaler, call compression.follow(scaler) before training"
             )
+
+
+def _local(grad: Tensor) -> Tensor:
+    """Return a gradient, or this rank's shard of it."""
+    local: Tensor = grad.to_local() if hasattr(grad, "to_local") else grad
+    return local

@@ -149,28 +149,49 @@ def test_a_few_bits_train_as_plain_fsdp_does(spec: str, shard: Callable[[nn.Sequ
 
 
 def test_updates() -> None:
-    """The mean over the ranks of what each would do by its own second moments, which are kept in full here."""
+    """The mean over the ranks of what each would do by its own second moments, which each shard has in factors."""
     compression = Compression.parse("bf16:preconditioned=on,beta2=0.9")
     model: Any = make_model()
     own = copy.deepcopy(model)
     each_layer(model)
-    optimizer = compression.optimizer(model, lr=0.01)
-    compression.register(model, optimizer=optimizer)
-    second = [torch.zeros_like(p) for p in own.parameters()]
+    compression.register(model, optimizer=compression.optimizer(model, lr=0.01))
+    second: list[Any] = [(0.0, 0.0)] * SIZE * len(list(own.parameters()))
     for step in range(3):
         x, y = batch(step)
         grads = torch.autograd.grad(nn.functional.cross_entropy(own(x), y), list(own.parameters()))
-        second = [0.9 * v + 0.1 * g.square() for v, g in zip(second, grads, strict=True)]
-        updates = [g / ((v / (1 - 0.9 ** (step + 1))).sqrt() + 1e-8) for v, g in zip(second, grads, strict=True)]
+        shards = [shard.reshape(len(shard), -1) for grad in grads for shard in grad.chunk(SIZE)]
+        means = [(shard.square().mean(1), shard.square().mean(0)) for shard in shards]
+        second = [
+            [0.9 * v + 0.1 * new for v, new in zip(*pair, strict=True)] for pair in zip(second, means, strict=True)
+        ]
+        roots = [(torch.outer(r, c) / r.mean() / (1 - 0.9 ** (step + 1))).sqrt() for r, c in second]
+        expected = torch.cat([(g / (root + 1e-8)).flatten() for g, root in zip(shards, roots, strict=True)])
         torch.autograd.backward(nn.functional.cross_entropy(model(x), y))
         found = torch.cat([p.grad.full_tensor().flatten() for p in model.parameters()])
-        expected = torch.cat([update.flatten() for update in updates])
         dist.all_reduce(expected)
         expected /= SIZE
         torch.testing.assert_close(found, expected, rtol=0, atol=0.05)
         model.zero_grad()
     with pytest.raises(UnsupportedError, match="AdamW is not supported with ctk"):
         Compression.parse("ctk:preconditioned=on").register(model, optimizer=torch.optim.AdamW(model.parameters()))
+
+
+def test_updates_that_were_clipped_are_refused() -> None:
+    compression = Compression.parse("ctk:ratio=0.1,chunk=64,preconditioned=on,vectors=on,min_size=0")
+    model: Any = make_model()
+    each_layer(model)
+    optimizer = compression.optimizer(model, lr=0.01)
+    compression.register(model, optimizer=optimizer)
+    for step, clips in enumerate((False, True)):
+        optimizer.zero_grad()
+        for part in range(2):  # gradients of two passes, which add up
+            x, y = batch(2 * step + part)
+            torch.autograd.backward(nn.functional.cross_entropy(model(x), y))
+        if not clips:
+            optimizer.step()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    with pytest.raises(UnsupportedError, match=r"instead of torch\.nn\.utils\.clip_grad_norm_, .*clip_norm"):
+        optimizer.step()
 
 
 def test_the_sum() -> None:
@@ -320,11 +341,13 @@ def test_a_loss_scale_is_followed() -> None:
 class Branches(nn.Module):
     """A model of which each step uses some layers."""
 
-    def __init__(self, method: str | None, **options: Any) -> None:
+    def __init__(self, method: str | None, apart: bool = False, **options: Any) -> None:
         super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(3)
             self.layers = nn.ModuleList([nn.Linear(32, 10) for _ in range(3)])
+        for layer in self.layers if apart else ():
+            fully_shard(layer, mesh=mesh())
         fully_shard(self, mesh=mesh())
         if method:
             self.compression = Compression.parse(method).register(self, **options)
@@ -373,6 +396,17 @@ def test_nothing_is_lost_whatever_parameters_a_step_uses() -> None:
     for number, used in enumerate(USES):
         for one, other in zip(ours.step(number, used), later.step(number, used), strict=True):
             assert (one is None and other is None) or torch.equal(one, other)  # type: ignore[arg-type]
+
+
+def test_second_moments_are_those_of_their_parameters_whatever_a_step_uses() -> None:
+    """So they do not depend on which parameters are reduced together."""
+    together, apart = Branches(None), Branches(None, apart=True)
+    for model in (together, apart):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        Compression.parse("bf16:preconditioned=on").register(model, optimizer=optimizer)
+    for number, used in enumerate(("012", *USES)):
+        for expected, grad in zip(apart.step(number, used), together.step(number, used), strict=True):
+            assert (expected is None and grad is None) or torch.equal(grad, expected)  # type: ignore[arg-type]
 
 
 class Chunked(nn.Module):
