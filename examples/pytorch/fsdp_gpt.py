@@ -1,6 +1,7 @@
 """Train a small GPT on the bytes of any text with FSDP2 and a compressed reduce-scatter, without Horovod.
 
-Run; with ``--compression off``, PyTorch itself reduces the gradients, in bfloat16::
+Run; with ``--compression off``, PyTorch itself reduces the gradients, in bfloat16, and with ``preconditioned=on`` in
+the spec, compressed updates replace AdamW::
 
     torchrun --nproc-per-node 2 examples/pytorch/fsdp_gpt.py text.txt --compression qsgd:bits=8
 """
@@ -42,9 +43,12 @@ mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 reduce_dtype = torch.bfloat16 if args.compression == "off" else torch.float32
 for part in (*model, model):
     fully_shard(part, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=reduce_dtype))
+optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
 if args.compression != "off":
-    compression = Compression.parse(args.compression).register(model)
-optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    compression = Compression.parse(args.compression)
+    if "preconditioned=on" in args.compression:  # what arrives are updates of AdamW
+        optimizer = compression.optimizer(model, lr=args.lr, weight_decay=0.01)
+    compression.register(model, optimizer=optimizer)
 
 
 def loss(text: Tensor, begins: Tensor) -> Tensor:
