@@ -172,10 +172,13 @@ def _warnings(seeds: int, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
 
 
 def _worse(outcomes: Sequence[Outcome], base: Sequence[Outcome]) -> str:
-    """Tell whether the final metric is worse than the baseline's: with every seed, or by more than seeds differ."""
+    """Tell whether the final metric is worse than the baseline's: with every seed, or by more than seeds differ.
+
+    A difference that vanishes where the two are printed, as that of fp16 often does, is none.
+    """
     theirs, ours = ({one.seed: final(one) for one in ones if math.isfinite(final(one))} for ones in (base, outcomes))
     usual, found = spread(theirs.values()), spread(ours.values())
-    if usual is None or found is None:
+    if usual is None or found is None or metric(usual.median) == metric(found.median):
         return ""
     goal = base[0].goal
     sign = 1.0 if goal.higher_is_better else -1.0
