@@ -39,10 +39,13 @@ def test_the_readme_says_what_adamw_costs_as_it_was_measured() -> None:
     for name, params, said in rows:
         spec = f"{name}:{params.replace('True', 'on')}" if params else name
         (row,) = (row for row in ADAMW if row["spec"] == spec)
-        expected = "kept" if row["loss"] <= adamw.KEPT else f"{row['loss']:+.3f}"
+        usual, without, updates = (adamw.span([row[key]]) for key in adamw.LOSSES)
+        expected = [usual]
         if parse(spec).adds_momentum:
-            expected += f"; {adamw.CURE}: {row['loss_without_beta1']:+.3f}"
-        assert said == expected, spec
+            expected.append(f"{adamw.CURE}: {without}")
+        if updates:
+            expected.append(f"{adamw.UPDATES}: {updates}")
+        assert said == "; ".join(expected), spec
 
 
 if __name__ == "__main__":
