@@ -45,7 +45,7 @@ better depends: Gloo sums float16 in software, so that `none` may be faster on p
 * **With AdamW**, 8 and 4 bits keep the loss: `int8`, `block8`, `fp8`, `loco`, `thc`, `qsgd`. A low rank costs some.
   Sparse and one-bit methods with error feedback lose much, unless the optimizer has `betas=(0.0, b2)`, as the residual
   is the momentum ([measured](#with-adamw)). What follows on them is for SGD, or for that optimizer. The most is kept if
-  they compress updates instead: `ctk:preconditioned=on` ([guide](guide.md#adamw)).
+  they compress updates instead: `ctk:preconditioned=on`, or `efsignsgd:preconditioned=on` ([guide](guide.md#adamw)).
 * **No loss wanted**: `fp16` or `bf16`; `homomorphic` where gradients are mostly zero.
 * **4 times less, the next step after 16 bits**: `block8`, which is more precise (at 8 bits, `int8` and `qsgd` have two
   to four times its error, as their blocks are larger), or `fp8`, which keeps the relative precision of small
