@@ -120,7 +120,13 @@ class ShardedReducer:
         return GroupBuckets(group, method, world, 1)
 
     def attach(self, model: nn.Module, optimizers: Sequence[Any]) -> None:
-        """Set the communication of all modules of the model; its optimizers may apply no updates but those of here."""
+        """Set the communication of all modules of the model.
+
+        Args:
+            model: The model.
+            optimizers: Its optimizers, as far as they are known; with ``preconditioned=on``, their steps raise an error
+                if updates were changed after their reduction.
+        """
         self._watch = watch(model, self)
         self._updates = UpdateWatch(optimizers) if self._common.method.preconditioned else None
         for number, group in enumerate(self._groups):
@@ -251,14 +257,14 @@ class ShardedReducer:
         with self._common.lock, torch.no_grad():
             flags = step.flags(len(self._groups), self._groups[0].device)
             step.bad = self.transport.start(AllReduce(flags, "max", donate=True), "").result()
-            grads = {number: self._groups[number].grads(members) for number, members in step.reduced.items()}
-            if self._updates is not None:
-                self._updates.reduced(dict(ChainMap(*grads.values())), step.loss_scale)
+            if self._updates is not None and self._updates.looks:
+                shards = ChainMap(*(self._groups[number].grads(members) for number, members in step.reduced.items()))
+                self._updates.reduced(shards, step.loss_scale)
             if not step.bad.is_cuda and not step.bad.any():
                 return
             factors = torch.where(step.bad > 0, math.nan, 1.0)  # without a device synchronisation
-            for number, shards in grads.items():
-                for grad in shards.values():
+            for number, members in step.reduced.items():
+                for grad in self._groups[number].grads(members).values():
                     grad.mul_(factors[number].to(grad.device))
 
     def _settle(self) -> None:

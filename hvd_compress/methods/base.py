@@ -119,7 +119,7 @@ class Method(ABC):
 
     @property
     def preconditioned(self) -> bool:
-        """Whether the reduced tensor is a parameter update (applied by SGD without momentum) and not a gradient."""
+        """Whether the method returns parameter updates, for SGD without momentum, instead of gradients."""
         return False
 
     @property

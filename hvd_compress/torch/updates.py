@@ -24,25 +24,30 @@ class UpdateWatch:
 
     Args:
         optimizers: The optimizers, as far as they are known.
+
+    Attributes:
+        looks: Number of optimizer steps that are still to be looked at.
     """
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
         self._norms: dict[int, Tensor] = {}
-        self._looks = _LOOKS * len(optimizers)
+        self.looks = _LOOKS * len(optimizers)
         for optimizer in optimizers:
             weakref.finalize(self, optimizer.register_step_pre_hook(weakly(self._check)).remove)
 
     def reduced(self, updates: Mapping[int, Tensor], scale: float) -> None:
         """Note the updates of a step, by the keys of their parameters, and the loss scale that they are in."""
-        norms = torch._foreach_norm(list(updates.values())) if self._looks else []
+        norms = torch._foreach_norm(list(updates.values())) if self.looks else []
         self._norms = {key: norm.float() / scale for key, norm in zip(updates, norms, strict=False)}
 
     def _check(self, optimizer: Any, *_: Any) -> None:
+        if not self.looks:
+            return
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         known = [(_local(p.grad), self._norms.pop(id(p))) for p in parameters if id(p) in self._norms]
         if not known:
             return
-        self._looks -= 1
+        self.looks -= 1
         before = torch.stack([norm.cpu() for _, norm in known])  # a model may lie on several devices
         after = torch.stack([norm.float().cpu() for norm in torch._foreach_norm([grad for grad, _ in known])])
         if ((after - before).abs() > _TOLERANCE * before).any():
