@@ -228,7 +228,7 @@ def test_vectors_and_small_gradients_are_preconditioned_too() -> None:
 def test_specs_are_written_as_they_are_read(spec: str) -> None:
     assert to_spec(parse(spec)) == spec
     router = parse(spec)
-    assert router.preconditioned and router.needs_plain_sgd and not router.adds_momentum
+    assert router.preconditioned and router.needs_plain_sgd
 
 
 @pytest.mark.parametrize(

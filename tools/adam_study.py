@@ -65,8 +65,6 @@ def compressed(run: Run, training: Training) -> Trainer:
     """Return the trainer of a method of the package, over DistributedDataParallel."""
     model, optimizer = DistributedDataParallel(training.model), training.optimizer
     compression = Compression.parse(run.spec).register(model, optimizer=optimizer)
-    if parse(run.spec).preconditioned:  # after it has been registered without momentum, as it must be
-        optimizer.param_groups[0].update(momentum=run.beta1, dampening=run.beta1)
 
     def step(lr: float) -> None:
         for group in optimizer.param_groups:

@@ -64,7 +64,7 @@ def reviews(setting: Setting) -> Training:
     betas = (options["beta1"] if setting.momentum else 0.0, options["beta2"])
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr, betas, weight_decay=decay)
     if setting.preconditioned:
-        optimizer = torch.optim.SGD(model.parameters(), lr, weight_decay=decay)
+        optimizer = torch.optim.SGD(model.parameters(), lr, betas[0], dampening=betas[0], weight_decay=decay)
     return Training(
         model,
         optimizer,

@@ -119,8 +119,9 @@ class OptimizerFacts(NamedTuple):
     """Properties of optimizers that methods restrict; each is computed when it is needed.
 
     Attributes:
-        momentum: Returns their momentum; for Adam and its variants, the first beta.
-        first_beta: Returns the first beta of Adam and its variants; 0 for others.
+        momentum: Returns their momentum that is a sum, and makes larger steps, as that of SGD does.
+        first_beta: Returns their momentum that is a running mean: the first beta of Adam and its variants, and the
+            momentum of SGD with as much dampening.
         not_sgd: Returns the name of one that is not SGD; "" if there is none.
     """
 
@@ -139,16 +140,39 @@ def check_optimizer(method: Routable, optimizer: OptimizerFacts, rank: int = 0) 
     if method.preconditioned and (name := optimizer.not_sgd()):
         raise UnsupportedError(
             f"{name} is not supported with {to_spec(method)}, which delivers what {name} would make of a gradient: take"
-            " SGD without momentum, with the learning rate and the weight decay of AdamW; in PyTorch,"
+            " SGD, with the learning rate and the weight decay of AdamW; in PyTorch,"
             " compression.optimizer(model, lr=..., weight_decay=...) returns it"
         )
-    if method.needs_plain_sgd and (momentum := optimizer.momentum()):
-        off = "preconditioned=off" if method.preconditioned else "momentum=0; for signum, beta=0; delay=0"
+    if method.preconditioned:
+        momentum = optimizer.momentum()
+        cure = (
+            "make it without, or as a running mean, with as much dampening: in PyTorch,"
+            " compression.optimizer(model, lr=..., weight_decay=..., beta1=...) returns it"
+        )
+    elif method.needs_plain_sgd:
+        momentum = max(optimizer.momentum(), optimizer.first_beta())
+        cure = (
+            "switch it off in the optimizer (SGD with momentum=0; Adam's momentum is its first beta), or in the method"
+            " (momentum=0; for signum, beta=0; delay=0)"
+        )
+    else:
+        momentum = 0.0
+    if momentum:
         raise UnsupportedError(
-            f"the optimizer has a momentum of {momentum:g}, which is not supported with {to_spec(method)}: switch it"
-            f" off in the optimizer (SGD with momentum=0; Adam's momentum is its first beta), or in the method ({off})"
+            f"the optimizer has a momentum of {momentum:g}, which is not supported with {to_spec(method)}: {cure}"
         )
     if rank == 0 and method.adds_momentum and (beta := optimizer.first_beta()) > _MOST_BETA:
+        _warn_of_momentum(method, optimizer, beta)
+
+
+def _warn_of_momentum(method: Routable, optimizer: OptimizerFacts, beta: float) -> None:
+    """Warn of a momentum on top of what error feedback sends late."""
+    if method.preconditioned:
+        _warn_once(
+            f"{to_spec(method)} sends most of an update in later steps, which acts as a momentum: with beta1={beta:g}"
+            " on top, training loses much; take beta1=0 ('AdamW' in docs/guide.md)"
+        )
+    elif optimizer.not_sgd():
         _warn_once(
             f"{to_spec(method)} sends most of a gradient in later steps, which acts as a momentum: with that of Adam on"
             f" top, whose first beta is {beta:g}, training loses much; give the optimizer betas=(0.0, b2), in Keras"

@@ -143,7 +143,7 @@ def optimizer_facts(optimizer: Any) -> OptimizerFacts:
         name = "SGD" if optimizer is None else type(getattr(optimizer, "inner_optimizer", optimizer)).__name__
         return "" if "SGD" in name else name
 
-    return OptimizerFacts(lambda: float(_config(optimizer).get("momentum", first_beta())), first_beta, not_sgd)
+    return OptimizerFacts(lambda: float(_config(optimizer).get("momentum", 0.0)), first_beta, not_sgd)
 
 
 def _config(optimizer: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from hvd_compress.checkpoint.saving import Saving
 from hvd_compress.checkpoint.state_dict import Loaded, Restorable, Saved, SavedSession, from_dict, to_dict
 from hvd_compress.core.collectives import State
 from hvd_compress.errors import UnsupportedError
+from hvd_compress.methods.base import check_range
 from hvd_compress.spec import to_spec
 from hvd_compress.stats import Meter, Stats
 from hvd_compress.torch.loss_scale import LossScale
@@ -107,28 +108,33 @@ class ReducingCompressor(Saving, Made):
         """
         self._scale.follow(scaler)
 
-    def optimizer(self, model: nn.Module | Iterable[Any], lr: float, weight_decay: float = 0.01) -> Optimizer:
+    def optimizer(
+        self, model: nn.Module | Iterable[Any], lr: float, weight_decay: float = 0.01, beta1: float = 0.0
+    ) -> Optimizer:
         """Return the optimizer for ``preconditioned=on``, in place of ``torch.optim.AdamW``.
 
-        It is SGD without momentum, whose weight decay is that of AdamW: what the compression delivers is an update. So
-        AdamW's ``betas`` are not given here: the residual is the momentum, and the second beta is ``beta2=`` of the
-        compression.
+        It is SGD, whose weight decay is that of AdamW: what the compression delivers is an update. AdamW's second beta
+        is ``beta2=`` of the compression.
 
         Args:
             model: The model, or what other optimizers take: parameters, or groups of them.
             lr: Learning rate, as for AdamW.
             weight_decay: Weight decay, as for AdamW.
+            beta1: First beta, in [0, 1): a momentum that is a running mean. Error feedback that sends a small share of
+                an update is a momentum by itself, so leave it 0 then.
 
         Raises:
+            SpecError: If ``beta1`` is out of range.
             UnsupportedError: If the compression delivers gradients.
         """
+        check_range("beta1", beta1, "in [0, 1)", 0 <= beta1 < 1)
         if not self.method.preconditioned:
             raise UnsupportedError(
                 f"compression.optimizer is for preconditioned=on: {to_spec(self.method)} delivers gradients, which any"
                 " optimizer can apply"
             )
         parameters = model.parameters() if isinstance(model, nn.Module) else model
-        return torch.optim.SGD(parameters, lr, weight_decay=weight_decay)
+        return torch.optim.SGD(parameters, lr, momentum=beta1, dampening=beta1, weight_decay=weight_decay)
 
     def discard(self, owner: nn.Module | Optimizer | None = None) -> None:
         """Undo the last step, if its reduced gradients are discarded instead of applied.

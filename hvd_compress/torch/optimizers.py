@@ -64,7 +64,15 @@ def optimizer_facts(optimizers: Sequence[Any]) -> OptimizerFacts:
         return [group for optimizer in optimizers for group in optimizer.param_groups]
 
     return OptimizerFacts(
-        lambda: max((float(one.get("momentum") or one.get("betas", (0,))[0]) for one in groups()), default=0.0),
-        lambda: max((float(one.get("betas", (0,))[0]) for one in groups()), default=0.0),
+        lambda: max((momentum for momentum, damped in map(_momentum, groups()) if not damped), default=0.0),
+        lambda: max((momentum for momentum, damped in map(_momentum, groups()) if damped), default=0.0),
         lambda: next((type(one).__name__ for one in optimizers if not isinstance(one, torch.optim.SGD)), ""),
     )
+
+
+def _momentum(group: Mapping[str, Any]) -> tuple[float, bool]:
+    """Return the momentum of a group of parameters, and whether it is a running mean."""
+    if "betas" in group:
+        return float(group["betas"][0]), True
+    momentum = float(group.get("momentum", 0.0))
+    return momentum, momentum == group.get("dampening")

@@ -46,7 +46,8 @@ class Precondition(Wrapper):
     error feedback around C is the momentum. If gradients were compressed instead, v would suffer: with one bit per
     coordinate it would be nearly the same for all of them, and with sparse gradients it would lack most of them.
 
-    The optimizer must be SGD without momentum, with the learning rate and the weight decay of AdamW. Clip by
+    The optimizer must be SGD, with the learning rate and the weight decay of AdamW, and without momentum, or with one
+    that is a running mean (as much dampening), in place of the first beta. Clip by
     ``clip_norm``: to clip the result would shrink an update whose norm is no gradient's.
 
     Args:
@@ -69,10 +70,6 @@ class Precondition(Wrapper):
     @property
     def preconditioned(self) -> bool:
         return True
-
-    @property
-    def adds_momentum(self) -> bool:
-        return False
 
     @property
     def supports_reduce_scatter(self) -> bool:

@@ -217,16 +217,18 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
 
         return Reducer(self._common, members, transport, ballot, label, replaces)
 
-    def optimizer(self, model: nn.Module | Iterable[Any], lr: float, weight_decay: float = 0.01) -> Optimizer:
+    def optimizer(
+        self, model: nn.Module | Iterable[Any], lr: float, weight_decay: float = 0.01, beta1: float = 0.0
+    ) -> Optimizer:
         """Return the optimizer for ``preconditioned=on``; see `ReducingCompressor.optimizer`.
 
-        In a job of one rank, where Horovod does not call its compression, it is AdamW itself, without momentum.
+        In a job of one rank, where Horovod does not call its compression, it is AdamW itself.
         """
-        sgd, core = super().optimizer(model, lr, weight_decay), self.method.core
+        sgd, core = super().optimizer(model, lr, weight_decay, beta1), self.method.core
         if self._world().size > 1 or agreement.elastic() or not isinstance(core, Precondition):
             return sgd
         groups = [{key: group[key] for key in ("params", "lr", "weight_decay")} for group in sgd.param_groups]
-        return torch.optim.AdamW(groups, betas=(0.0, core.beta2))
+        return torch.optim.AdamW(groups, betas=(float(beta1), core.beta2))
 
     def _world(self) -> World:
         return HorovodTransport.of(caller.EVERYONE).world

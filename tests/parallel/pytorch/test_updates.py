@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.torch
 from hvd_compress.distributed import Compression
-from hvd_compress.errors import UnsupportedError
+from hvd_compress.errors import SpecError, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("process_group")
 
@@ -25,11 +25,11 @@ VECTORS = "topk:ratio=1,min_size=0,vectors=on,preconditioned=on,beta2=0.9"
 class Training:
     """A model with `DistributedDataParallel` and the optimizer that the compression hands out."""
 
-    def __init__(self, spec: str = SPEC, model: nn.Module | None = None, **options: Any) -> None:
+    def __init__(self, spec: str = SPEC, model: nn.Module | None = None, beta1: float = 0.0, **options: Any) -> None:
         self.model = make_model() if model is None else model
         self.wrapped = DistributedDataParallel(self.model, **options)
         self.compression = Compression.parse(spec, merge=2)
-        self.optimizer = self.compression.optimizer(self.model, lr=0.01, weight_decay=0.1)
+        self.optimizer = self.compression.optimizer(self.model, lr=0.01, weight_decay=0.1, beta1=beta1)
         self.compression.register(self.wrapped, optimizer=self.optimizer)
 
     def run(self, *steps: int) -> Training:
@@ -62,9 +62,11 @@ class Vectors(nn.Module):
         return (x * self.scale + self.shift)[:, :10]
 
 
-def test_without_loss_each_rank_adds_its_share_of_adamw() -> None:
-    """The mean over the ranks of what AdamW without momentum would do on each."""
-    training, x = Training(VECTORS, Vectors()), [torch.ones(32), torch.zeros(32)]
+@pytest.mark.parametrize("beta1", [0.0, 0.5])
+def test_without_loss_each_rank_adds_its_share_of_adamw(beta1: float) -> None:
+    """The mean over the ranks of what AdamW without momentum would do on each; with beta1, its running mean."""
+    training, x = Training(VECTORS, Vectors(), beta1), [torch.ones(32), torch.zeros(32)]
+    means: list[Tensor] = []
     parts = [[p.clone().requires_grad_() for p in x] for _ in range(SIZE)]
     optimizers = [torch.optim.AdamW(own, lr=0.01, betas=(0.0, 0.9), weight_decay=0.0) for own in parts]
     model = Vectors()
@@ -80,7 +82,9 @@ def test_without_loss_each_rank_adds_its_share_of_adamw() -> None:
                 p.data, p.grad = value.clone(), grad
             optimizer.step()
             moves = [move + (p.detach() - value) / SIZE for move, p, value in zip(moves, own, x, strict=True)]
-        x = [value * (1 - 0.01 * 0.1) + move for value, move in zip(x, moves, strict=True)]
+        moves = [move - 0.01 * 0.1 * value for value, move in zip(x, moves, strict=True)]
+        means = [mean.lerp(move, 1 - beta1) for mean, move in zip(means or moves, moves, strict=True)]
+        x = [value + mean for value, mean in zip(x, means, strict=True)]
     torch.testing.assert_close(weights(training.model), torch.cat(x).double(), rtol=0, atol=1e-5)
 
 
@@ -103,8 +107,17 @@ def test_optimizers_that_would_change_updates_are_refused(make: Any) -> None:
 
 def test_what_else_is_refused() -> None:
     wrapped = DistributedDataParallel(make_model())
-    with pytest.raises(UnsupportedError, match=r"momentum of 0\.9, .* or in the method \(preconditioned=off\)"):
-        Compression.parse(SPEC).register(wrapped, optimizer=torch.optim.SGD(wrapped.parameters(), momentum=0.9))
+    with pytest.raises(
+        UnsupportedError, match=r"momentum of 0\.9, .* running mean, .*compression\.optimizer\(.*beta1="
+    ):
+        groups: Any = [{"params": [p], "momentum": 0.9} for p in wrapped.parameters()]
+        groups[0] |= {"momentum": 0.95, "dampening": 0.95}
+        Compression.parse(SPEC).register(wrapped, optimizer=torch.optim.SGD(groups))
+    with pytest.raises(UnsupportedError, match=r"momentum of 0\.5, which is not supported with dgc"):
+        damped = torch.optim.SGD(wrapped.parameters(), momentum=0.5, dampening=0.5)
+        Compression.dgc().register(wrapped, optimizer=damped)
+    with pytest.raises(SpecError, match=r"beta1=1\.0 is not allowed: beta1 must be in \[0, 1\)"):
+        Compression.parse(SPEC).optimizer(wrapped, lr=0.1, beta1=1.0)
     with pytest.raises(UnsupportedError, match="delivers updates, which only plain SGD can apply"):
         Compression.parse(SPEC).register(wrapped)
     with pytest.raises(UnsupportedError, match=r"optimizer is for preconditioned=on: topk delivers gradients"):
@@ -113,6 +126,14 @@ def test_what_else_is_refused() -> None:
     optimizer = torch.optim.SGD(sparse.parameters(), lr=0.1)
     with pytest.raises(UnsupportedError, match="sparse gradient of an Embedding with sparse=True is not supported"):
         Compression.parse(SPEC).register(DistributedDataParallel(sparse), optimizer=optimizer)
+
+
+@pytest.mark.parametrize(("beta1", "warns"), [(0.5, False), (0.9, True)])
+def test_a_momentum_on_top_of_the_residual_is_warned_of(
+    beta1: float, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    Training(f"{SPEC},beta2=0.91", beta1=beta1)
+    assert (f"with beta1={beta1} on top, training loses much" in caplog.text) == (warns and hvd.rank() == 0)
 
 
 def clip(training: Training) -> None:
@@ -187,8 +208,8 @@ def test_one_rank_of_horovod_gets_adamw(monkeypatch: pytest.MonkeyPatch) -> None
     assert type(compression.optimizer(parameters, lr=0.01)) is torch.optim.SGD
     world = hvd_compress.torch.Compression.none._world()._replace(size=1)
     monkeypatch.setattr(type(compression), "_world", lambda self: world)
-    optimizer = compression.optimizer([{"params": parameters, "lr": 0.5}], lr=0.01, weight_decay=0.3)
+    optimizer = compression.optimizer([{"params": parameters, "lr": 0.5}], lr=0.01, weight_decay=0.3, beta1=0.5)
     (group,) = optimizer.param_groups
     assert isinstance(optimizer, torch.optim.AdamW)
-    assert (group["lr"], group["betas"], group["weight_decay"]) == (0.5, (0.0, 0.9), 0.3)
+    assert (group["lr"], group["betas"], group["weight_decay"]) == (0.5, (0.5, 0.9), 0.3)
     assert hvd.size() == SIZE

@@ -65,7 +65,7 @@ class Transformer(nn.Module):
 def transformer(setting: Setting) -> Training:
     """Make a training of a transformer with AdamW; see `TransformerOptions`.
 
-    Methods that deliver updates, as AdamW makes them, have SGD without momentum instead. The learning rate rises for a
+    Methods that deliver updates, as AdamW makes them, have SGD instead. The learning rate rises for a
     tenth of the training, and falls as a cosine then.
     """
     options = read(TransformerOptions, "transformer", setting.options)
@@ -75,7 +75,8 @@ def transformer(setting: Setting) -> Training:
     betas = (options.beta1 if setting.momentum else 0.0, options.beta2)
     optimizer: torch.optim.Optimizer
     if setting.preconditioned:
-        optimizer = torch.optim.SGD(model.parameters(), lr, weight_decay=options.decay)
+        mean = betas[0]
+        optimizer = torch.optim.SGD(model.parameters(), lr, mean, dampening=mean, weight_decay=options.decay)
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr, betas, weight_decay=options.decay)
     return Training(
