@@ -243,9 +243,17 @@ def test_a_residual_that_holds_most_of_a_gradient_is_a_momentum() -> None:
     sparse = {"topk", "gtopk", "threshold", "sidco", "topkc", "scalecom", "randomk", "blockk", "ctk"}
     lagging = sparse | {"onebit", "efsignsgd"}
     assert {name for name in REGISTRY if parse(name).adds_momentum} == lagging
-    routers = [parse(f"topk:{option}") for option in ("warmup=8", "hierarchical=on", "every=9", "measure=on")]
+    options = ("warmup=8", "hierarchical=on", "every=9", "measure=on", "preconditioned=on")
+    routers = [parse(f"topk:{option}") for option in options]
     routers += [by_name({"head": parse("none"), "*": parse("topk")}), phases({0: parse("none"), 9: parse("topk")})]
     assert all(router.adds_momentum for router in routers)
     assert not any(
-        parse(spec).adds_momentum for spec in ("topk:feedback=off", "topk:feedback=ef21", "qsgd:feedback=on")
+        parse(spec).adds_momentum
+        for spec in (
+            "topk:feedback=off",
+            "topk:feedback=ef21",
+            "qsgd:feedback=on",
+            "bf16:preconditioned=on",
+            "topk:feedback=off,preconditioned=on",
+        )
     )

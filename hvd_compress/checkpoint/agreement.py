@@ -119,9 +119,9 @@ class OptimizerFacts(NamedTuple):
     """Properties of optimizers that methods restrict; each is computed when it is needed.
 
     Attributes:
-        momentum: Returns their momentum that is a sum, and makes larger steps, as that of SGD does.
-        first_beta: Returns their momentum that is a running mean: the first beta of Adam and its variants, and the
-            momentum of SGD with as much dampening.
+        momentum: Returns the largest momentum that sums gradients, as SGD's does, which makes larger steps.
+        first_beta: Returns the largest momentum that averages gradients: the first beta of Adam and its variants, or
+            the momentum of SGD with as much dampening.
         not_sgd: Returns the name of one that is not SGD; "" if there is none.
     """
 

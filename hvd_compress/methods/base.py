@@ -119,7 +119,7 @@ class Method(ABC):
 
     @property
     def preconditioned(self) -> bool:
-        """Whether the method returns parameter updates, for SGD, instead of gradients."""
+        """Whether the method returns parameter updates instead of gradients; SGD applies them."""
         return False
 
     @property

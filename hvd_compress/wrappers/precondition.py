@@ -46,9 +46,9 @@ class Precondition(Wrapper):
     error feedback around C is the momentum. If gradients were compressed instead, v would suffer: with one bit per
     coordinate it would be nearly the same for all of them, and with sparse gradients it would lack most of them.
 
-    The optimizer must be SGD, with the learning rate and the weight decay of AdamW, and without momentum, or with one
-    that is a running mean (as much dampening), in place of the first beta. Clip by
-    ``clip_norm``: to clip the result would shrink an update whose norm is no gradient's.
+    The optimizer must be SGD, with the learning rate and the weight decay of AdamW. Its momentum takes the place of the
+    first beta, and needs as much dampening. Clip by ``clip_norm``: to clip the result would shrink an update whose norm
+    is no gradient's.
 
     Args:
         inner: The wrapped method.

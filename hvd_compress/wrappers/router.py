@@ -50,7 +50,7 @@ class Router(ABC):
 
     @property
     def preconditioned(self) -> bool:
-        """Whether the methods return parameter updates instead of gradients; see `Method.preconditioned`."""
+        """Whether parameter updates are returned instead of gradients; see `Method.preconditioned`."""
         return self.core.preconditioned
 
     @property

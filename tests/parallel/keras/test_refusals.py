@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,17 +77,28 @@ def test_other_variables_on_one_rank(spec: str, change: str) -> None:
     assert "the parameters: rank 0 has" in message
 
 
-@pytest.mark.parametrize("kind", [tf.keras.optimizers.SGD, tf.keras.optimizers.legacy.SGD])
-def test_momentum_twice(kind: Any) -> None:
+SGDS = [tf.keras.optimizers.SGD, tf.keras.optimizers.legacy.SGD]
+ADAMS = [tf.keras.optimizers.AdamW, tf.keras.optimizers.legacy.Adam]
+
+
+@pytest.mark.parametrize(
+    ("make", "spec"),
+    [
+        *((functools.partial(kind, 0.1, momentum=0.9), "dgc") for kind in SGDS),
+        *((functools.partial(kind, 0.1, momentum=0.9), "ctk:preconditioned=on") for kind in SGDS),
+        *((functools.partial(kind, 0.1), "dgc") for kind in ADAMS),
+    ],
+)
+def test_momentum_twice(make: Any, spec: str) -> None:
     """A momentum of the optimizer on top of the method's. (A tape does not know the optimizer, so there it passes.)"""
     model = small_model()
-    optimizer = hvd_keras.DistributedOptimizer(kind(0.1, momentum=0.9), compression=Compression.dgc())
+    optimizer = hvd_keras.DistributedOptimizer(make(), compression=Compression.parse(spec))
     model.compile(optimizer=optimizer, loss=LOSS)
-    with pytest.raises(UnsupportedError, match=r"has a momentum of 0.9, which is not supported with dgc"):
+    with pytest.raises(UnsupportedError, match=rf"has a momentum of 0.9, which is not supported with {spec}"):
         model.fit(*batches(1), batch_size=16, verbose=0)
 
 
-@pytest.mark.parametrize("kind", [tf.keras.optimizers.AdamW, tf.keras.optimizers.legacy.Adam])
+@pytest.mark.parametrize("kind", ADAMS)
 def test_adam_is_refused_where_updates_arrive(kind: Any) -> None:
     model = small_model()
     optimizer = hvd_keras.DistributedOptimizer(kind(0.1), compression=Compression.ctk(preconditioned=True))

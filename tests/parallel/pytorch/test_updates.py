@@ -40,13 +40,14 @@ class Training:
         return self
 
 
+@pytest.mark.parametrize(("warmup", "beta1"), [(0, 0.0), (4, 0.5)])
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.005}], ids=str)
-def test_ddp_trains_as_horovod_does(options: dict[str, Any]) -> None:
+def test_ddp_trains_as_horovod_does(options: dict[str, Any], warmup: int, beta1: float) -> None:
     """Bit for bit, where ranks are summed in the same order."""
-    spec = f"{SPEC},min_size=0,vectors=on"
+    spec = f"{SPEC},min_size=0,vectors=on,warmup={warmup}"
     compression = hvd_compress.torch.Compression.parse(spec, merge=2)
-    job = Job(compression, optimizer=lambda model: compression.optimizer(model, lr=0.01, weight_decay=0.1)).run(5)
-    training = Training(spec, **options).run(*range(5))
+    job = Job(compression, optimizer=lambda model: compression.optimizer(model, 0.01, 0.1, beta1)).run(5)
+    training = Training(spec, beta1=beta1, **options).run(*range(5))
     assert_ranks_equal(job.weights)
     assert torch.equal(weights(training.model), job.weights)
 

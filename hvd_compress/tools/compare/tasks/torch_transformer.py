@@ -65,8 +65,8 @@ class Transformer(nn.Module):
 def transformer(setting: Setting) -> Training:
     """Make a training of a transformer with AdamW; see `TransformerOptions`.
 
-    Methods that deliver updates, as AdamW makes them, have SGD instead. The learning rate rises for a
-    tenth of the training, and falls as a cosine then.
+    Methods that deliver updates, as AdamW makes them, have SGD instead. The learning rate rises for a tenth of the
+    training, and falls as a cosine then.
     """
     options = read(TransformerOptions, "transformer", setting.options)
     task = _Modelling(text.read_bytes(setting.data), setting, options)
