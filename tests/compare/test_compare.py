@@ -68,7 +68,7 @@ def test_what_is_found_is_consistent_and_nothing_is_done_again(specs: list[str],
     assert len({one.curve[0].metric for one in found.outcomes}) == 1  # the same seed
     assert found.vnmse.keys() == {TOPK} & {*specs} and all(0 < error < 2 for error in found.vnmse.values())
     files = {path.name for path in folder.iterdir()}
-    assert {"report.html", "table.md", *(f"{picture.name}.png" for picture in PICTURES)} <= files
+    assert {"report.md", *(f"{picture.name}.png" for picture in PICTURES)} <= files
 
     again = compare(*arguments)
     assert (again.stdout, again.stderr) == (first.stdout, "")  # no training has ended

@@ -141,7 +141,7 @@ def _run(request: Request, folder: Path, as_json: Path | None) -> int:
     for sentence in words(known):
         say(sentence)
     note(known.machine)
-    console.print(f"The report: {escape(str(folder / 'report.html'))}", highlight=False, soft_wrap=True)
+    console.print(f"The report: {escape(str(folder / 'report.md'))}", highlight=False, soft_wrap=True)
     for failure in known.failures:
         typer.echo(f"hvd-compress: {failure.spec}, seed {failure.seed}: {failure.message}", err=True)
     return 1 if known.failures else 0

@@ -4,7 +4,7 @@
 
     settings.json   the conditions, which are the same for all trainings in the folder
     runs/           a file for each training
-    results.json    all that is known; report.html and the pictures are made of it
+    results.json    all that is known; report.md and the pictures are made of it
 
 Files are written under another name first, ending in ``.part``, so that none is ever there by half.
 """

@@ -1,4 +1,4 @@
-"""The results as a table: for the terminal, for documents and for the page."""
+"""The results as a table: for the terminal and for the page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rich.markup import escape
 from rich.table import Table
 
-from hvd_compress.tools import tables, units
+from hvd_compress.tools import units
 from hvd_compress.tools.compare.judging import Judgement, baseline, judge
 from hvd_compress.tools.compare.measures import Spread, span
 from hvd_compress.tools.compare.results import Comparison
@@ -87,12 +87,11 @@ def main_table(comparison: Comparison, width: int = WIDE) -> Table:
     return drawn
 
 
-def markdown(comparison: Comparison) -> str:
+def main_table_cells(comparison: Comparison) -> list[list[str]]:
+    """Return the table as text with all columns, its heads first."""
     chosen = columns(comparison)
-    rows = [[column.head for column in chosen]]
-    rows += [[_inline(column.cell(one)) for column in chosen] for one in judge(comparison)]
-    cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    return tables.markdown(cells, f"l{'r' * (len(chosen) - 2)}l")
+    heads = [column.head for column in chosen]
+    return [heads, *([_inline(column.cell(one)) for column in chosen] for one in judge(comparison))]
 
 
 def target(comparison: Comparison) -> str:
