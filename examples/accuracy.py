@@ -1,6 +1,6 @@
 """Train the demo's CNN with every method, in PyTorch and in Keras, and write down how well it ends.
 
-The file that it writes is what `hvd-compress docs` makes a table of::
+The file that it writes is what `python tools/methods_page page` makes a table of::
 
     python examples/accuracy.py docs/accuracy.json
 """

@@ -49,16 +49,11 @@ PLAN = "plan --params 1M --ranks 4 --rate 1gbit --compute 10ms"
 WRONG = {
     "nothing": "No such command 'nothing'",
     "methods topkk": "unknown method 'topkk' (did you mean 'topk'?)",
-    "vnmse --specs topk:ratio=2": "ratio=2.0 is not allowed",
-    "vnmse --inputs gausian --json /dev/null/file": "/dev/null",
-    "docs --output methods.md --vnmse /nowhere/vnmse.json": "cannot read the results in /nowhere/vnmse.json",
     "doctor --timeout soon": "Invalid value for '--timeout'",
     "compare --methods topk,topk": "--methods has topk twice",
     "compare --hosts 2 --on h1:1": "on='h1:1' is not allowed with hosts=2",
     "bench steps topk --hosts 2 --rate 1M": "rate='1M' is not allowed",
     "bench exchange topkk": "unknown method 'topkk'",
-    "bench kernels --size 1": "Invalid value for '--size'",
-    "bench graph --turns 0": "Invalid value for '--turns'",
     "bench methods topk --plot /dev/null/file": "/dev/null",
     f"{PLAN} --framework ddp --backend mpi": "backend=mpi is not allowed with framework=ddp",
     "plan validate --measured nothing.json": "measured='nothing.json' cannot be read",
@@ -89,18 +84,6 @@ def test_every_command_with_results_writes_json() -> None:
         if path not in groups and not found.hidden:
             [option] = [one for one in found.params if "--json" in one.opts]
             assert not option.is_flag and option.metavar == "FILE", path
-
-
-def test_vnmse_prints_and_writes(tmp_path: Path) -> None:
-    page = tmp_path / "vnmse.md"
-    specs = "none,topk:ratio=0.01,values=fp16,powersgd:rank=2,signsgd"
-    args = ("--specs", specs, "--inputs", "gaussian,blocky", "--size", "2500", "--ranks", "2", "--steps", "1")
-    result = run("vnmse", *args, "--json", "-", "--markdown", str(page))
-    assert result.exit_code == 0, result.stderr
-    measured = json.loads(result.stdout)
-    assert (measured["ranks"], measured["steps"], measured["sizes"]) == (2, 1, {"gaussian": 2500, "blocky": 2500})
-    assert len(measured["results"]) == 4 * 2
-    assert all(f"| `{spec}` |" in page.read_text() for spec in split_specs(specs))
 
 
 def test_specs_are_apart_by_commas() -> None:

@@ -59,6 +59,7 @@ LAYERS = [
     ["torch", "tensorflow", "mpi"],
     ["keras", "distributed", "tools.ranks"],
     ["tools.bench"],
+    ["tools.methods"],
     ["tools.compare", "tools.plan"],
     ["lab", "tools.compare.report"],
     ["tools.compare.command"],
@@ -141,9 +142,6 @@ KNOWN = {
     "tools.ranks.keras": KERAS,
     "tools.ranks.group": TORCH,
     # Loaded only where they are asked for.
-    "tools.bench.digits": {"torch"},
-    "tools.bench.local.graph": {"tensorflow"},
-    "tools.bench.local.kernels": {"torch"},
     "tools.plan.rates": {"torch"},
     "tools.compare.tasks.torch_tasks": {"torch"},
     "tools.compare.tasks.torch_lm": {"torch"},

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import hvd_compress
 from hvd_compress.spec import MEMORY, OPTIONS, parse
-from hvd_compress.tools.bench import adamw, page
-from hvd_compress.tools.bench.catalogue import constructors
+from methods_page import adamw, page
+from methods_page.catalogue import constructors
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "guide.md"

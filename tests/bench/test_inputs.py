@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from hvd_compress.errors import SpecError
-from hvd_compress.tools.bench.inputs import INPUTS, NEIGHBOURS, RMS, sample
+from hvd_compress.tools.bench.traffic import RMS
+from methods_page.inputs import INPUTS, NEIGHBOURS, sample
 
 
 @pytest.mark.parametrize("name", [name for name in INPUTS if name != "digits"])
@@ -23,7 +24,7 @@ def test_the_same_arguments_give_the_same_gradients(name: str) -> None:
 @pytest.mark.slow
 def test_digits_are_the_gradients_of_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the first minibatches, here; they neither depend on the global generator nor touch it."""
-    monkeypatch.setattr("hvd_compress.tools.bench.digits.EPOCHS", 0)
+    monkeypatch.setattr("methods_page.digits.EPOCHS", 0)
     given = []
     for seed in (1, 2):
         torch.manual_seed(seed)

@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import kernel_speed
 from hvd_compress.methods import REGISTRY
-from hvd_compress.tools.bench.local import command, graph, kernels, methods
+from hvd_compress.tools.bench.local import command, methods
 from hvd_compress.tools.bench.local.timing import plain_copy, timed
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-def test_every_kernel_is_announced_and_timed_in_copies() -> None:
-    heard: list[str] = []
-    lines = kernels.measure(256, 1, heard.append)
-    assert heard == [line.name for line in lines] == kernels.names()
+def test_every_kernel_is_timed_in_copies() -> None:
+    lines = kernel_speed.measure(256, 1)
     for line in lines:
         assert line.ms > 0 and line.ratio > 0 and line.gb_per_s > 0
     assert [line.name for line in lines if line.faster] == ["exact top 1%"]
@@ -64,8 +65,8 @@ def test_results_are_shown_and_written(tmp_path: Path) -> None:
 def test_ways_in_a_graph_are_compared(tmp_path: Path) -> None:
     """In a process of its own: how many threads TensorFlow has is settled with its first operation."""
     written = tmp_path / "results.json"
-    command = [sys.executable, "-m", "hvd_compress", "bench", "graph", "--size", "4096", "--turns", "1"]
-    subprocess.run([*command, "--json", str(written)], check=True)
+    command = [sys.executable, str(ROOT / "tools" / "graph_speed.py"), "--size", "4096", "--turns", "1"]
+    printed = subprocess.run([*command, "--json", str(written)], check=True, capture_output=True, text=True)
     found = json.loads(written.read_text())["results"]
-    assert [line["name"] for line in found] == list(graph.NAMES)
-    assert all(line[way] > 0 for line in found for way in ("kernel", "xla", "plain"))
+    assert len(found) == 3 and all(line[way] > 0 for line in found for way in ("kernel", "xla", "plain"))
+    assert all(f"| {line['name']} |" in printed.stdout for line in found)

@@ -10,15 +10,17 @@ from typer.testing import CliRunner
 
 from hvd_compress.methods import REGISTRY
 from hvd_compress.spec import parse
-from hvd_compress.tools.bench import adamw, docstrings, page
-from hvd_compress.tools.bench.catalogue import info
-from hvd_compress.tools.bench.vnmse import default_specs, measure_all, name_of
-from hvd_compress.tools.cli import complete
+from hvd_compress.tools.methods import docstrings
+from hvd_compress.tools.methods.catalogue import info
+from hvd_compress.tools.terminal import split_specs
+from methods_page import adamw, page
+from methods_page.__main__ import app
+from methods_page.vnmse import default_specs, measure_all, name_of
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = DOCS / "methods.md"
 ADAMW: adamw.Rows = page.read_json(DOCS / "adamw.json", adamw.KEYS)
-REMEDY = "docs/methods.md is not current: run hvd-compress docs"
+REMEDY = "docs/methods.md is not current: run python tools/methods_page page"
 
 
 @pytest.mark.slow
@@ -116,12 +118,38 @@ def test_docs_writes_the_page(tmp_path: Path) -> None:
     results, output = tmp_path / "vnmse.json", tmp_path / "methods.md"
     measured = measure_all(["natural", "topk:ratio=0.5"], ["gaussian"], size=900, ranks=2)
     results.write_text(json.dumps(measured))
-    args = ["docs", "--output", str(output), "--vnmse", str(results)]
-    assert CliRunner().invoke(complete().app, args).exit_code == 0
+    args = ["page", "--output", str(output), "--vnmse", str(results)]
+    assert CliRunner().invoke(app, args).exit_code == 0
     text = output.read_text()
-    assert text.startswith(page.static()) and "hvd-compress vnmse --inputs gaussian --size 900 --ranks 2" in text
+    assert text.startswith(page.static())
+    assert "python tools/methods_page vnmse --inputs gaussian --size 900 --ranks 2" in text
     (row,) = (line for line in text.splitlines() if line.startswith("| `topk:ratio=0.5` |"))
     assert row.endswith(f" | {page.figure(measured['results'][1])} | 0.5 |")
+
+
+def test_the_errors_of_some_specs_are_printed_and_written(tmp_path: Path) -> None:
+    results = tmp_path / "vnmse.json"
+    specs = "none,topk:ratio=0.01,values=fp16,powersgd:rank=2,signsgd"
+    args = ["--inputs", "gaussian,blocky", "--size", "2500", "--ranks", "2", "--steps", "1", "--json", str(results)]
+    printed = CliRunner().invoke(app, ["vnmse", "--specs", specs, *args])
+    assert printed.exit_code == 0, printed.stderr
+    measured = json.loads(results.read_text())
+    assert (measured["ranks"], measured["steps"], measured["sizes"]) == (2, 1, {"gaussian": 2500, "blocky": 2500})
+    assert len(measured["results"]) == 4 * 2
+    assert all(f"| `{spec}` |" in printed.stdout for spec in split_specs(specs))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("vnmse --specs topk:ratio=2", "ratio=2.0 is not allowed"),
+        ("vnmse --inputs gausian", "unknown input 'gausian' (did you mean 'gaussian'?)"),
+        ("page --output methods.md --vnmse /nowhere/vnmse.json", "cannot read the results in /nowhere/vnmse.json"),
+    ],
+)
+def test_mistakes_are_told(words: str, message: str) -> None:
+    told = CliRunner().invoke(app, words.split())
+    assert told.exit_code == 2 and message in told.stderr
 
 
 def test_every_method_has_trained_the_demo_to_its_stated_accuracy() -> None:

@@ -8,8 +8,7 @@ from catalogue import one_in
 
 from hvd_compress import LocalWorld, parse
 from hvd_compress.methods import REGISTRY
-from hvd_compress.tools.bench.inputs import RMS
-from hvd_compress.tools.bench.traffic import SIDE, cost, share
+from hvd_compress.tools.bench.traffic import RMS, SIDE, cost, share
 
 
 @pytest.mark.parametrize(

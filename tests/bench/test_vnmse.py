@@ -10,9 +10,9 @@ from hvd_compress.errors import GradientError, SpecError
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method
 from hvd_compress.spec import parse
-from hvd_compress.tools.bench import vnmse
-from hvd_compress.tools.bench.inputs import Sample, gaussian, sample
 from hvd_compress.wrappers.error_feedback import ErrorFeedback
+from methods_page import vnmse
+from methods_page.inputs import Sample, gaussian, sample
 
 BY_HAND = Sample("hand", [np.array([1.0, 8.0, 3.0, 0.0]), np.array([-4.0, 0.0, 1.0, 2.0])], {"matrix": (2, 2)})
 

@@ -19,7 +19,6 @@ SMALL = {
     ("compare",): ["--seeds", "1", "--epochs", "1", "--budget", "3s", "--output", "results"],
     ("plan",): ["--size", "4096", "--turns", "1"],
     ("plan", "validate"): ["--hosts", "2", "--rate", "1gbit", "--steps", "1", "--size", "4096", "--turns", "1"],
-    ("vnmse",): ["--size", "4096", "--steps", "0"],
 }
 """Options that make a command short: the last value of an option counts."""
 

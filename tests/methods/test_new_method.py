@@ -19,8 +19,8 @@ from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY, register
 from hvd_compress.spec import to_spec
 from hvd_compress.tools import cli
-from hvd_compress.tools.bench import catalogue
-from hvd_compress.tools.bench.vnmse import default_specs
+from methods_page import catalogue
+from methods_page.vnmse import default_specs
 
 CODE = next(block.text for block in blocks("python") if block.document.name == "adding-a-method.md")
 

@@ -15,8 +15,7 @@ from hvd_compress.core.collectives import World
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.methods import REGISTRY
 from hvd_compress.tools.bench import traffic as counted
-from hvd_compress.tools.bench.inputs import RMS, SEED
-from hvd_compress.tools.bench.traffic import Message, grows, sent
+from hvd_compress.tools.bench.traffic import RMS, SEED, Message, grows, sent
 from hvd_compress.tools.plan.model import matrix_side
 
 SIDE = 64

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import (
@@ -25,7 +26,12 @@ from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.spec import parse
-from hvd_compress.tools.bench.inputs import RMS, SEED, Arr
+
+Arr = npt.NDArray[Any]
+
+SEED = 2024
+RMS = 0.003
+"""Root mean square of synthetic gradients: about that of a small CNN, so that fixed thresholds fit."""
 
 SIDE = 256
 """Rows and columns of the gradient that costs are measured on: normal numbers."""

@@ -14,12 +14,11 @@ from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Array, State, World
 from hvd_compress.core.lockstep import fly
 from hvd_compress.core.totals import dense
+from hvd_compress.errors import MissingPackageError
 from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops
 from hvd_compress.spec import parse
-from hvd_compress.tools.bench.local.kernels import compiled
 from hvd_compress.tools.bench.local.timing import Floats, plain_copy, seconds
-from hvd_compress.tools.bench.vnmse import error
 
 
 class Line(NamedTuple):
@@ -73,7 +72,8 @@ def normal_gradients(bucket: Bucket, ranks: int) -> list[Floats]:
 
 def _line(spec: str, bucket: Bucket, grads: Sequence[Floats], steps: Iterator[Step]) -> Line:
     exact = np.mean(np.stack(grads), axis=0, dtype=np.float64)
-    vnmse = error(np.asarray(next(steps).total, np.float64) / len(grads), exact)[0]
+    error = np.asarray(next(steps).total, np.float64) / len(grads) - exact
+    vnmse = float(error @ error) / float(exact @ exact)
     times = [(step.encode, step.decode, step.copy, step.sent) for step in steps]
     encode, decode, copy, sent = map(median, zip(*times, strict=True))
     bits = 8 * sent / bucket.numel
@@ -108,8 +108,15 @@ def _timed_step(
 
 
 def numpy_ops() -> Ops:
-    """Return numpy's primitives with compiled kernels."""
-    compiled()  # says what is missing
-    from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
+    """Return numpy's primitives with compiled kernels.
 
+    Raises:
+        MissingPackageError: If numba is not installed.
+    """
+    try:
+        from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
+    except ImportError as error:
+        raise MissingPackageError(
+            f"the kernels for CPUs need numba ({error}); install it with: pip install numba"
+        ) from error
     return NumpyCompiledOps()

@@ -6,9 +6,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hvd_compress.tools.bench.digits import cnn
 from hvd_compress.tools.compare.tasks.classifying import Batch, Classifying
 from hvd_compress.tools.compare.tasks.data import Arr
+
+
+def cnn(side: int, pools: tuple[bool, bool], hidden: int) -> nn.Sequential:
+    """Return a CNN for grey images of ten classes; ``pools`` tells after which convolutions it halves the side."""
+    layers: list[nn.Module] = []
+    for inputs, outputs, pool in ((1, 32, pools[0]), (32, 64, pools[1])):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), *([nn.MaxPool2d(2)] if pool else [])]
+        side //= 1 + pool
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * side**2, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
 
 class _Classifying(Classifying):

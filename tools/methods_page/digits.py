@@ -10,20 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from hvd_compress.errors import SpecError
+from hvd_compress.tools.compare.tasks.torch_tasks import cnn
 
 EPOCHS = 2
 BATCH = 32
 IMAGES = 1408
 SEED = 0
-
-
-def cnn(side: int, pools: tuple[bool, bool], hidden: int) -> nn.Sequential:
-    """Return a CNN for grey images of ten classes; ``pools`` tells after which convolutions it halves the side."""
-    layers: list[nn.Module] = []
-    for inputs, outputs, pool in ((1, 32, pools[0]), (32, 64, pools[1])):
-        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), *([nn.MaxPool2d(2)] if pool else [])]
-        side //= 1 + pool
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * side**2, hidden), nn.ReLU(), nn.Linear(hidden, 10))
 
 
 def digits_cnn() -> nn.Sequential:

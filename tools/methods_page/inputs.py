@@ -12,12 +12,11 @@ import numpy.typing as npt
 from hvd_compress.core.bucket import Shape
 from hvd_compress.errors import MissingPackageError, SpecError
 from hvd_compress.spec import nearest
+from hvd_compress.tools.bench.traffic import RMS
 
 Arr = npt.NDArray[Any]
 
 SEED = 2024
-RMS = 0.003
-"""Root mean square of the synthetic gradients: about that of the digits, so that fixed thresholds fit all inputs."""
 ROW = 64
 """Coordinates in a row of `embedding`."""
 NEIGHBOURS = 256
@@ -91,7 +90,7 @@ def digits(size: int, ranks: int) -> Sample:
     """
     del size
     try:
-        from hvd_compress.tools.bench.digits import digits_gradients
+        from methods_page.digits import digits_gradients
 
         tensors = digits_gradients(ranks)
     except ImportError as error:

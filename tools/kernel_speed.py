@@ -1,17 +1,28 @@
-"""The speed of the kernels for CPUs."""
+"""Measure the CPU kernels, in plain copies of the same array, and beside torch.topk.
+
+Run::
+
+    python tools/kernel_speed.py
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from hvd_compress.errors import MissingPackageError
+from hvd_compress.kernels import cpu
 from hvd_compress.ops.code import Code
 from hvd_compress.tools.bench.local.timing import Floats, plain_copy, timed
+from hvd_compress.tools.bench.machine import Machine
+from hvd_compress.tools.tables import markdown
+from hvd_compress.tools.units import number
 
 _RANKS, _SHARE = 4, 100
 """`scatter-add`: the count of ranks, and one coordinate in so many from each."""
@@ -36,12 +47,11 @@ class Line(NamedTuple):
     faster: float | None = None  # Speedup over its peer
 
 
-def measure(n: int, turns: int, progress: Callable[[str], None] = lambda name: None) -> list[Line]:
+def measure(n: int, turns: int) -> list[Line]:
     """Time all operations on arrays of ``n`` float32."""
     copy = plain_copy(n)
     lines: dict[str, Line] = {}
     for operation in chain([Operation("plain copy", copy, 2)], _operations(n), _peers(n)):
-        progress(operation.name)
         taken = timed(operation.run, copy, turns)
         speed = 4e-9 * n * operation.passes / taken.seconds
         peer = lines.get(operation.peer)
@@ -51,17 +61,13 @@ def measure(n: int, turns: int, progress: Callable[[str], None] = lambda name: N
     return list(lines.values())
 
 
-def names() -> list[str]:
-    return ["plain copy", *(operation.name for operation in [*_operations(64), *_peers(64)])]
-
-
 def _normal(n: int, seed: int) -> Floats:
     return np.random.default_rng(seed).standard_normal(n, dtype=np.float32)
 
 
 def _operations(n: int) -> Iterator[Operation]:
-    cpu, x, residual, out = compiled(), _normal(n, 0), _normal(n, 1), np.zeros(n, np.float32)
-    yield from _codes(cpu, n, x, residual, out)
+    x, residual, out = _normal(n, 0), _normal(n, 1), np.zeros(n, np.float32)
+    yield from _codes(n, x, residual, out)
 
     k, left = max(1, n // _SHARE), residual.copy()
 
@@ -93,13 +99,13 @@ def _operations(n: int) -> Iterator[Operation]:
         some = x[: n // block * block].copy()
         yield Operation(f"Hadamard rotation, blocks of {name}", partial(cpu.rotate, some, 1, block, some), 2)
     yield Operation("copy that looks for inf and nan", partial(cpu.put_finite, out, x), 2)
-    pieces_of_sum = [np.array([value]) for value in (0, out.ctypes.data, n)]
-    yield Operation("write a sum, scaled", partial(cpu.deliver, x, *pieces_of_sum, 0.5), 2)
+    start, address, size = (np.array([value]) for value in (0, out.ctypes.data, n))
+    yield Operation("write a sum, scaled", partial(cpu.deliver, x, start, address, size, 0.5), 2)
     yield Operation("to float16", partial(cpu.to_float16, x), 1.5)
     yield Operation("to bfloat16", partial(cpu.to_bfloat16, x), 1.5)
 
 
-def _codes(cpu: Any, n: int, x: Floats, left: Floats, out: Floats) -> Iterator[Operation]:
+def _codes(n: int, x: Floats, left: Floats, out: Floats) -> Iterator[Operation]:
     """Yield the codes of a few bits."""
     for bits in (2, 3, 4, 8):
         code = Code("max", bits, 512)
@@ -128,16 +134,22 @@ def _peers(n: int) -> Iterator[Operation]:
     yield Operation("torch.topk of the magnitudes, 1%", lambda: torch.topk(x.abs(), k, sorted=False), 2, _TOP)
 
 
-def compiled() -> Any:
-    """Return the kernels.
+def main() -> None:
+    """Print a table; write the figures, if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, default=25_000_000, help="coordinates of the array; default: %(default)s")
+    parser.add_argument("--turns", type=int, default=7, help="measured turns of each; default: %(default)s")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    args = parser.parse_args()
+    lines, machine = measure(args.size, args.turns), Machine.here()
+    if args.json:
+        args.json.write_text(json.dumps({"machine": machine._asdict(), "results": [line._asdict() for line in lines]}))
+    rows = [("kernel", "ms", "copies", "GB/s", "faster than torch.topk")]
+    for line in lines:
+        faster = "" if line.faster is None else f"{number(line.faster)}x"
+        rows.append((line.name, number(line.ms, 2), number(line.ratio, 2), number(line.gb_per_s), faster))
+    print(f"{args.size:,} float32, one thread; {machine}\n\n{markdown(rows, 'lrrrr')}")
 
-    Raises:
-        MissingPackageError: If numba is not installed.
-    """
-    try:
-        from hvd_compress.kernels import cpu
-    except ImportError as error:
-        raise MissingPackageError(
-            f"the kernels for CPUs need numba ({error}); install it with: pip install numba"
-        ) from error
-    return cpu
+
+if __name__ == "__main__":
+    main()

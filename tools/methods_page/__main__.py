@@ -1,41 +1,29 @@
-"""The subcommands ``methods``, ``vnmse`` and ``docs``."""
+"""Write docs/methods.md, or measure the errors of other specs.
+
+The page is made of the docstrings, of measurements, and of ``accuracy.json`` and ``adamw.json`` beside it::
+
+    python tools/methods_page page
+    python tools/methods_page vnmse --specs topk:ratio=0.05,thc --inputs gaussian
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markdown import Markdown
 
-from hvd_compress.methods import methods
-from hvd_compress.tools.bench import adamw, page, tables
-from hvd_compress.tools.bench.catalogue import info, section
-from hvd_compress.tools.bench.inputs import INPUTS
-from hvd_compress.tools.bench.traffic import cost
-from hvd_compress.tools.bench.vnmse import default_specs, measure_all
-from hvd_compress.tools.terminal import ToJson, app, progress, refusals, screen, split_specs, writable, write_json
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
-_READABLE = 120
-"""Columns of running text, at most."""
+from hvd_compress.tools.terminal import ToJson, progress, refusals, split_specs, writable, write_json  # noqa: E402
+from methods_page import adamw, page  # noqa: E402
+from methods_page.inputs import INPUTS  # noqa: E402
+from methods_page.vnmse import default_specs, measure_all  # noqa: E402
 
-
-@app.command("methods")
-def list_methods(
-    name: Annotated[str | None, typer.Argument(help="A method, to see its parameters and properties.")] = None,
-    as_json: ToJson = None,
-) -> None:
-    """List the methods, or describe one."""
-    with refusals():
-        lines = [info(name)] if name else methods()
-        if as_json:
-            facts = [line._asdict() | cost(line.name)._asdict() for line in lines]
-            write_json(as_json, facts[0] if name else facts)
-        if name:
-            screen().print(Markdown(section(name)), width=min(screen().width, _READABLE))
-        else:
-            screen().print(tables.methods_table(lines), width=min(screen().width, _READABLE))
+app = typer.Typer(help=__doc__, rich_markup_mode=None)
 
 
 @app.command()
@@ -50,40 +38,27 @@ def vnmse(
         int, typer.Option(min=0, help="Exchanges before the measured one, for methods that learn from them.")
     ] = 8,
     as_json: ToJson = None,
-    markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE", callback=writable, help="Write the table as Markdown.")
-    ] = None,
 ) -> None:
-    """Measure the error of compressed means (vNMSE).
-
-    vNMSE = ||mean_hat - mean||^2 / ||mean||^2, where mean_hat is the compressed mean of the ranks' gradients. The table
-    also has the bits per coordinate that a rank passes to collectives. How often these travel depends on the number of
-    ranks: see the bits of hvd-compress methods.
-    """
+    """Measure the error of compressed means (vNMSE), and print the section of the page."""
     with refusals():
         chosen = default_specs() if specs is None else split_specs(specs)
         wanted = [name.strip() for name in inputs.split(",")]
         measured = _measured(chosen, wanted, size=size, ranks=ranks, steps=steps)
         write_json(as_json, measured)
-        if markdown:
-            markdown.write_text(page.vnmse_section(measured, _command_of(measured, specs)))
-        console = screen()
-        console.print(tables.vnmse_table(measured))
-        for note in page.notes(measured):
-            console.print(f"[dim]{note}[/dim]", highlight=False)
+        typer.echo(page.vnmse_section(measured, _command_of(measured, specs)))
 
 
-@app.command(hidden=True)
-def docs(
-    output: Annotated[Path, typer.Option(metavar="FILE", callback=writable, help="The page to write.")] = Path(
-        "docs/methods.md"
+@app.command("page")
+def write_page(
+    output: Annotated[Path, typer.Option(metavar="FILE", callback=writable, help="The page to write.")] = (
+        ROOT / "docs" / "methods.md"
     ),
     results: Annotated[
         Path | None,
         typer.Option("--vnmse", metavar="FILE", help="Results of `vnmse --json`; without them, measure now."),
     ] = None,
 ) -> None:
-    """Write docs/methods.md; accuracies come from accuracy.json and adamw.json beside it, if they are there."""
+    """Write docs/methods.md."""
     with refusals():
         if results:
             measured = page.read_json(results, ("ranks", "steps", "sizes", "results"))
@@ -111,4 +86,9 @@ def _command_of(measured: dict[str, Any], specs: str | None) -> str:
     sizes = {size for name, size in measured["sizes"].items() if name != "digits"}
     options = [f"--specs '{specs}'"] if specs else []
     options += [f"--inputs {','.join(measured['sizes'])}", *(f"--size {size}" for size in sizes)]
-    return " ".join(["hvd-compress vnmse", *options, f"--ranks {measured['ranks']}", f"--steps {measured['steps']}"])
+    options += [f"--ranks {measured['ranks']}", f"--steps {measured['steps']}"]
+    return " ".join(["python tools/methods_page vnmse", *options])
+
+
+if __name__ == "__main__":
+    app()

@@ -10,11 +10,11 @@ from typing import Any
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.lowrank import LowRank
-from hvd_compress.tools.bench import adamw
-from hvd_compress.tools.bench.catalogue import catalogue
-from hvd_compress.tools.bench.vnmse import BUDGETS, bare, name_of
 from hvd_compress.tools.tables import markdown
 from hvd_compress.tools.units import error
+from methods_page import adamw
+from methods_page.catalogue import catalogue
+from methods_page.vnmse import BUDGETS, bare, name_of
 
 MEASURED = "## Error of one exchange"
 """The heading that ends the part which depends on the code alone."""
@@ -39,7 +39,7 @@ def page(
 
 def static(with_adamw: adamw.Rows = ()) -> str:
     """Return the description of the methods, the part before `MEASURED`."""
-    head = "# The methods and their errors\n\nWritten by `hvd-compress docs`; do not edit."
+    head = "# The methods and their errors\n\nWritten by `python tools/methods_page page`; do not edit."
     return f"{head}\n\n{catalogue(with_adamw)}"
 
 
@@ -121,6 +121,7 @@ def claims_section() -> str:
 
 
 def accuracy_section(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return the accuracies of the demo."""
     head = ("Framework", "Method", "Accuracy", "Uncompressed", "Bytes per step", "Allowed loss", "Note")
     table: list[tuple[str, ...]] = [head]
     for r in results:

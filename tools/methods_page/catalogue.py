@@ -1,23 +1,22 @@
-"""The methods as Markdown: from their docstrings, and from one exchange of each."""
+"""The part of the page that depends on the code alone."""
 
 from __future__ import annotations
 
 import re
 
-from hvd_compress.errors import SpecError
-from hvd_compress.methods import REGISTRY, MethodInfo, methods
-from hvd_compress.methods.base import Method, written
-from hvd_compress.spec import known_by, nearest, parse
-from hvd_compress.tools.bench import adamw
-from hvd_compress.tools.bench.docstrings import read
-from hvd_compress.tools.bench.inputs import RMS
-from hvd_compress.tools.bench.traffic import SIDE, SIZES, cost, keeps_zeros
+from hvd_compress.methods import REGISTRY, methods
+from hvd_compress.methods.base import Method
+from hvd_compress.spec import known_by, parse
+from hvd_compress.tools.bench.traffic import RMS, SIDE, keeps_zeros
+from hvd_compress.tools.methods.catalogue import numbers, section, summary
+from hvd_compress.tools.methods.docstrings import read
 from hvd_compress.tools.tables import markdown
 from hvd_compress.wrappers.error_feedback import EF21, ErrorFeedback
 from hvd_compress.wrappers.measure import Measured
 from hvd_compress.wrappers.momentum import Momentum, MomentumCorrection
 from hvd_compress.wrappers.router import ByName, Routable, Selective
 from hvd_compress.wrappers.schedule import Delayed, Phases, Schedule
+from methods_page import adamw
 
 MEMORIES: tuple[type[Method], ...] = (ErrorFeedback, EF21, MomentumCorrection, Momentum)
 POLICIES: tuple[type[Routable], ...] = (Selective, ByName, Schedule, Phases, Delayed, Measured)
@@ -62,54 +61,6 @@ better depends: Gloo sums float16 in software, so that `none` may be faster on p
 * **Baselines, not recommendations**: `randomk` and `blockk` are the cheapest to compute and need many more steps;
   without feedback they fail. `threshold` must be tuned by hand (`sidco` does it by itself), `gtopk` here costs the
   traffic of `topk`, and `signsgd` and `signum` need a learning rate of their own."""
-
-
-def info(name: str) -> MethodInfo:
-    """Return the line of the catalogue with this name.
-
-    Raises:
-        SpecError: If there is none.
-    """
-    for line in methods():
-        if line.name == name:
-            return line
-    raise SpecError(f"unknown method {name!r}{nearest(name, REGISTRY)}; there are: {', '.join(REGISTRY)}")
-
-
-def memory(line: MethodInfo) -> str:
-    """Return the memory that a method has where the spec does not say."""
-    options = REGISTRY[line.name].memory
-    given = ", ".join(f"{key}={written(value)}" for key, value in options.items())
-    if not line.feedback:
-        return "off"
-    return f"on ({given})" if given else "on"
-
-
-def numbers(name: str) -> tuple[str, str, str, str]:
-    """Return rounds, whether traffic is constant in the ranks, bytes of state per coordinate, bits by world size."""
-    found = cost(name)
-    bits = " / ".join(f"{value:.3g}" for value in found.bits.values())
-    return str(found.rounds), "yes" if found.allreduce else "no", f"{found.state_bytes:.3g}", bits
-
-
-def section(name: str) -> str:
-    line = info(name)
-    doc = read(REGISTRY[name])
-    rounds, allreduce, state, bits = numbers(name)
-    facts = [
-        f"Travels by: {line.collective}; rounds: {rounds}; traffic about constant with more ranks: {allreduce}",
-        f"Bits per coordinate that a rank sends, with {', '.join(map(str, SIZES))} ranks: {bits}",
-        f"Unbiased: {line.unbiased}",
-        f"Error feedback: {memory(line)}",
-        f"Keeps{', besides the residual' if line.feedback else ''}: {line.state}; bytes per coordinate: {state}",
-        f"Paper: {line.paper}",
-    ]
-    parts = [f"### {name}", doc.text, "\n".join(f"* {fact}" for fact in facts)]
-    if line.hyper_parameters:
-        rows = [("Hyper-parameter", "Default", "Meaning")]
-        rows += [(f"`{key}`", f"`{written(v)}`", doc.args.get(key, "")) for key, v in line.hyper_parameters.items()]
-        parts.append(markdown(rows, "lll"))
-    return "\n\n".join(parts)
 
 
 def families() -> list[type[Method]]:
@@ -169,12 +120,6 @@ def constructors(with_adamw: adamw.Rows) -> str:
         call = f"`{name}`" if cls.linear else f"`{name}({known_by(name)})`"
         rows.append((call, cls.collective, does, adamw.cell(with_adamw, name)))
     return markdown(rows, "llll")
-
-
-def summary(name: str) -> str:
-    """Return the first sentence of a method's docstring, without references to its paper."""
-    does = read(REGISTRY[name]).text.partition("\n\n")[0].replace("\n", " ").partition(". ")[0].rstrip(".:")
-    return re.sub(r" \([^)]* of the paper[^)]*\)", "", does)
 
 
 def short(paper: str) -> str:

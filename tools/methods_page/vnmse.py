@@ -20,8 +20,8 @@ from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.base import Method, Wrapper
 from hvd_compress.methods.lowrank import LowRank
 from hvd_compress.spec import parse
-from hvd_compress.tools.bench.inputs import Arr, Sample, sample
 from hvd_compress.wrappers.router import Everywhere, Router, Selective
+from methods_page.inputs import Arr, Sample, sample
 
 BUDGETS = {"16 bits and more": 15, "8 bits": 7, "2 to 6 bits": 1.5, "1 bit and less": 0}
 """Parts of the table, each with the fewest bits per coordinate of the specs in it."""
@@ -38,6 +38,7 @@ class Result(NamedTuple):
 
 
 def name_of(spec: str) -> str:
+    """Return the method of a spec."""
     return spec.partition(":")[0].strip()
 
 

@@ -1,0 +1,1 @@
+"""Write ``docs/methods.md``."""
