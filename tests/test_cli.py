@@ -56,7 +56,6 @@ WRONG = {
     "bench exchange topkk": "unknown method 'topkk'",
     "bench methods topk --plot /dev/null/file": "/dev/null",
     f"{PLAN} --framework ddp --backend mpi": "backend=mpi is not allowed with framework=ddp",
-    "plan validate --measured nothing.json": "measured='nothing.json' cannot be read",
 }
 """Requests that are wrong, and a part of the line that says so."""
 

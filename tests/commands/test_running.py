@@ -18,7 +18,6 @@ SMALL = {
     ("bench", "steps"): ["--steps", "1", "--warmup", "1"],
     ("compare",): ["--seeds", "1", "--epochs", "1", "--budget", "3s", "--output", "results"],
     ("plan",): ["--size", "4096", "--turns", "1"],
-    ("plan", "validate"): ["--hosts", "2", "--rate", "1gbit", "--steps", "1", "--size", "4096", "--turns", "1"],
 }
 """Options that make a command short: the last value of an option counts."""
 

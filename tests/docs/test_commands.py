@@ -36,7 +36,7 @@ STAND_INS = {
 
 def name_of(words: list[str]) -> tuple[str, ...]:
     """Return the subcommand."""
-    return tuple(words[: 2 if words[0] == "bench" or words[:2] == ["plan", "validate"] else 1])
+    return tuple(words[: 2 if words[0] == "bench" else 1])
 
 
 def test_commands_parse() -> None:

@@ -9,7 +9,7 @@ from hvd_compress.errors import SpecError
 from hvd_compress.tools.plan.constants import BACKENDS, Constants
 from hvd_compress.tools.plan.model import Setup, predict
 from hvd_compress.tools.plan.target import Backend, Device, Target, read_target
-from hvd_compress.tools.plan.validation import beyond
+from hvd_compress.tools.plan.validated import beyond
 
 CPUS, GPUS = Target("cpu", "gloo"), Target("gpu", "nccl")
 

@@ -10,14 +10,14 @@ from typer.testing import CliRunner
 
 from hvd_compress.errors import SpecError
 from hvd_compress.spec import parse
-from hvd_compress.tools.cli import complete
-from hvd_compress.tools.plan import tables
 from hvd_compress.tools.plan.constants import Constants
-from hvd_compress.tools.plan.fitting import FREE, fit
 from hvd_compress.tools.plan.model import predict
 from hvd_compress.tools.plan.rates import Rate, Rates
-from hvd_compress.tools.plan.validation import METHODS, Campaign, Cell, Measured, compare, score, setup_of
 from hvd_compress.tools.terminal import write_json
+from plan_validation import tables
+from plan_validation.__main__ import app
+from plan_validation.campaign import METHODS, Campaign, Cell, Measured, compare, score, setup_of
+from plan_validation.fitting import FREE, fit
 
 RUNNER = CliRunner(env={"COLUMNS": "120", "NO_COLOR": "1"})
 
@@ -92,21 +92,26 @@ def test_measurements_travel_as_files(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"mixed.json' cannot be read"):
         Campaign.read(tmp_path / "mixed.json")
     (tmp_path / "other.json").write_text('{"machine": ""}')
-    with pytest.raises(SpecError, match=r"other.json' cannot be read .* plan validate --json"):
+    with pytest.raises(SpecError, match=r"other.json' cannot be read .*plan_validation --json"):
         Campaign.read(tmp_path / "other.json")
 
 
 def test_the_command_reads_and_compares(tmp_path: Path) -> None:
     path, page = tmp_path / "measured.json", tmp_path / "table.md"
     write_json(path, Campaign("a machine", KNOWN, jobs(TRUE, 2, 4, 8)).facts())
-    plain = RUNNER.invoke(complete().app, ["plan", "validate", "--measured", str(path), "--markdown", str(page)])
+    plain = RUNNER.invoke(app, ["--measured", str(path), "--markdown", str(page)])
     assert plain.exit_code == 0, plain.output
     assert len(page.read_text().splitlines()) == 2 + 6 * len(METHODS)
 
 
+def test_measurements_that_cannot_be_read_are_refused() -> None:
+    result = RUNNER.invoke(app, ["--measured", "nothing.json"])
+    assert result.exit_code == 2 and "measured='nothing.json' cannot be read" in result.stderr
+
+
 def test_there_must_be_something_to_fit_to(tmp_path: Path) -> None:
     write_json(tmp_path / "measured.json", Campaign("a machine", KNOWN, jobs(TRUE, 4)).facts())
-    result = RUNNER.invoke(complete().app, ["plan", "validate", "--measured", str(tmp_path / "measured.json"), "--fit"])
+    result = RUNNER.invoke(app, ["--measured", str(tmp_path / "measured.json"), "--fit"])
     assert result.exit_code == 2
     assert "fit is not possible" in result.output
 
@@ -118,7 +123,7 @@ def test_a_job_on_hosts(framework: str, tmp_path: Path) -> None:
     """What is measured is a step: its time is not judged here, but where it comes from."""
     path = tmp_path / "measured.json"
     where = ("--hosts", "2", "--rate", "1gbit", "--steps", "1", "--size", "4096", "--turns", "1")
-    result = RUNNER.invoke(complete().app, ["plan", "validate", "--framework", framework, *where, "--json", str(path)])
+    result = RUNNER.invoke(app, ["--framework", framework, *where, "--json", str(path)])
     assert result.exit_code == 0, result.output
     (job,) = json.loads(path.read_text())["jobs"]
     assert (job["hosts"], job["link"], job["framework"]) == (2, "1gbit", framework)

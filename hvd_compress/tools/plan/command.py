@@ -1,4 +1,4 @@
-"""The subcommands ``hvd-compress plan`` and ``hvd-compress plan validate``."""
+"""The subcommand ``hvd-compress plan``."""
 
 from __future__ import annotations
 
@@ -12,34 +12,18 @@ from rich.markup import escape
 from hvd_compress.errors import SpecError, UnsupportedError
 from hvd_compress.spec import parse
 from hvd_compress.tools.bench.distributed.results import BASELINES
-from hvd_compress.tools.bench.distributed.shapes import WIDTH
-from hvd_compress.tools.bench.jobs import read_link
 from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.plan import curves, plot, rates, tables, words
 from hvd_compress.tools.plan.constants import Constants, read_constants
-from hvd_compress.tools.plan.fitting import FREE, fit
 from hvd_compress.tools.plan.model import Framework, Setup, baseline, matrix_side, predict
 from hvd_compress.tools.plan.rates import Rates
 from hvd_compress.tools.plan.target import Backend, Device, Target, read_target
-from hvd_compress.tools.plan.validation import (
-    FITTED,
-    HOSTS,
-    LINKS,
-    Campaign,
-    Cell,
-    beyond,
-    compare,
-    measure_job,
-    score,
-)
-from hvd_compress.tools.plan.validation import METHODS as VALIDATED
+from hvd_compress.tools.plan.validated import beyond
 from hvd_compress.tools.terminal import (
-    STDOUT,
     ToJson,
     app,
     note,
     refusals,
-    remove_jobs_on_sigterm,
     say,
     screen,
     split_specs,
@@ -49,27 +33,13 @@ from hvd_compress.tools.terminal import (
 )
 from hvd_compress.tools.units import read_count, read_rate, read_time
 
-planning = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
-app.add_typer(planning, name="plan")
-
 Given = TypeVar("Given")
 
 METHODS = "topk:ratio=0.01,topkc:ratio=0.01,powersgd:rank=4,efsignsgd,qsgd"
 
-Size = Annotated[int, typer.Option(min=1024, help="Numbers in the gradient that compressing is measured on.")]
-Turns = Annotated[int, typer.Option(min=1, help="How often that is measured.")]
-Constant = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--constant", metavar="NAME=VALUE", help="In the place of a default, see docs/planning.md; repeatable."
-    ),
-]
-Exchanger = Annotated[Framework, typer.Option(help="What exchanges gradients; ddp is DistributedDataParallel.")]
 
-
-@planning.callback()
+@app.command()
 def plan(
-    context: typer.Context,
     params: Annotated[
         str | None, typer.Option(help="Parameters of the model: 350M, 1.2B, 25557032. [required]")
     ] = None,
@@ -100,7 +70,9 @@ def plan(
     backend: Annotated[
         Backend | None, typer.Option(help="The communication backend. [nccl with gpu, else gloo]")
     ] = None,
-    framework: Exchanger = "horovod",
+    framework: Annotated[
+        Framework, typer.Option(help="What exchanges gradients; ddp is DistributedDataParallel.")
+    ] = "horovod",
     rates_from: Annotated[
         list[Path] | None,
         typer.Option(
@@ -109,9 +81,16 @@ def plan(
             help="Files with the times to compress, from plan --json or bench methods --json, instead of measuring.",
         ),
     ] = None,
-    size: Size = 4_194_304,
-    turns: Turns = 5,
-    constant: Constant = None,
+    size: Annotated[
+        int, typer.Option(min=1024, help="Numbers in the gradient that compressing is measured on.")
+    ] = 4_194_304,
+    turns: Annotated[int, typer.Option(min=1, help="How often that is measured.")] = 5,
+    constant: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--constant", metavar="NAME=VALUE", help="In the place of a default, see docs/planning.md; repeatable."
+        ),
+    ] = None,
     to_plot: Annotated[
         Path | None,
         typer.Option(
@@ -128,8 +107,6 @@ def plan(
     files with --rates. The first line tells what is assumed. Outside the range in which the model was validated there
     are predictions, but no verdict. The verdict names the fastest step; it does not consider accuracy.
     """
-    if context.invoked_subcommand:
-        return
     with refusals():
         target = read_target(device, backend, framework)
         setup = Setup(
@@ -238,112 +215,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(one) for one in value]
     return None if isinstance(value, float) and value - value != 0 else value
-
-
-@planning.command()
-def validate(
-    hosts: Annotated[
-        str | None, typer.Option(help=f"Emulated hosts, of a rank each. [{','.join(map(str, HOSTS))}]")
-    ] = None,
-    rate: Annotated[str | None, typer.Option(help=f"Bandwidth of each host. [{','.join(LINKS)}]")] = None,
-    framework: Annotated[Framework | None, typer.Option(help="What exchanges gradients. [horovod]")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Measured steps of each method in each job.")] = 4,
-    size: Size = 8_388_608,
-    turns: Turns = 7,
-    measured: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Do not measure; take what --json has written.")
-    ] = None,
-    fitted: Annotated[bool, typer.Option("--fit", help="First fit the constants, to 2 and 8 hosts alone.")] = False,
-    constant: Constant = None,
-    as_json: ToJson = None,
-    to_markdown: Annotated[
-        Path | None,
-        typer.Option(
-            "--markdown", metavar="FILE", callback=writable, help="Write measured and predicted times as a table."
-        ),
-    ] = None,
-) -> None:
-    """Compare predictions with measured steps (as root).
-
-    The steps run on emulated hosts, and take 10 minutes. The machine should do nothing else meanwhile.
-    """
-    remove_jobs_on_sigterm()
-    with refusals():
-        numbers = list(HOSTS) if hosts is None else read_hosts(hosts)
-        links = list(LINKS) if rate is None else read_links(rate)
-        if measured:
-            for name, given in (("hosts", hosts), ("rate", rate), ("framework", framework)):
-                if given is not None:
-                    raise SpecError(f"{name}={given!r} is not allowed with --measured: FILE has its own; leave it out")
-            campaign = Campaign.read(measured)
-            constants = read_constants(constant or (), read_target("cpu", "gloo", campaign.framework).constants)
-        else:
-            framework = framework or "horovod"
-            constants = read_constants(constant or (), read_target("cpu", "gloo", framework).constants)
-            wanted = [(number, link) for number in numbers for link in links]
-            known = _rates(VALIDATED, size, matrix_side(size, WIDTH), turns)
-            campaign = _measure(wanted, framework, steps, known, as_json)
-        write_json(as_json, campaign.facts())
-        if fitted:
-            constants = _fitted(campaign, constants)
-        cells = compare(campaign.jobs, campaign.rates, constants)
-        if to_markdown:
-            to_markdown.write_text(tables.markdown(cells))
-        _show_errors(cells, campaign.machine)
-
-
-def read_hosts(text: str) -> list[int]:
-    """Read numbers of hosts, as ``2,4,8``.
-
-    Raises:
-        SpecError: If they cannot be.
-    """
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdigit() and int(word) >= 2 for word in words):
-        raise SpecError(f"hosts={text!r} is not allowed: hosts must be whole numbers of at least 2, such as 2,4,8")
-    return list(dict.fromkeys(map(int, words)))
-
-
-def read_links(text: str) -> list[str]:
-    """Read bandwidths, as ``100mbit,1gbit``.
-
-    Raises:
-        SpecError: If they cannot be emulated.
-    """
-    return list(dict.fromkeys(read_link(word.strip()) for word in text.split(",")))
-
-
-def _measure(
-    wanted: Sequence[tuple[int, str]], framework: Framework, steps: int, rates: Rates, path: Path | None
-) -> Campaign:
-    """Measure job by job; results are written at once, as it takes long."""
-    campaign = Campaign(str(Machine.here()), rates, [])
-    with status("Measuring steps") as begins:
-        for number, (hosts, link) in enumerate(wanted):
-            begins(f"{hosts} hosts, {link}, job {number + 1} of {len(wanted)}")
-            campaign = campaign._replace(jobs=[*campaign.jobs, measure_job(hosts, link, steps, framework)])
-            if path != STDOUT:
-                write_json(path, campaign.facts())
-    return campaign
-
-
-def _fitted(campaign: Campaign, start: Constants) -> Constants:
-    """Fit the constants, and say how good that is where they were fitted."""
-    jobs = [job for job in campaign.jobs if job.hosts in FITTED]
-    if not jobs:
-        allowed = " or ".join(map(str, FITTED))
-        raise SpecError(f"fit is not possible: there is no job with {allowed} hosts; measure with --hosts {FITTED[0]}")
-    found = fit(jobs, campaign.rates, start)
-    said = " ".join(f"--constant {name}={getattr(found, name):.3g}" for name in FREE)
-    screen().print(f"Fitted to {len(jobs)} jobs: {said}", highlight=False, soft_wrap=True)
-    return found
-
-
-def _show_errors(cells: Sequence[Cell], machine: str) -> None:
-    """Show the errors, all together and apart for the numbers of hosts to which constants are fitted."""
-    screen().print(tables.errors(cells))
-    known, unknown = ([cell for cell in cells if (cell.hosts in FITTED) == those] for those in (True, False))
-    for of, some in (("All jobs", cells), ("Those for fitting", known), ("The others", unknown)):
-        if some:
-            say(f"{of}: {tables.summary(score(some))}")
-    note(machine)

@@ -11,7 +11,7 @@ from hvd_compress.errors import SpecError
 from hvd_compress.tools.drawing import BASELINES, COLOURS, blank
 from hvd_compress.tools.plan.curves import Curve
 from hvd_compress.tools.plan.model import Setup
-from hvd_compress.tools.plan.validation import RANGE
+from hvd_compress.tools.plan.validated import RANGE
 from hvd_compress.tools.units import write_count, write_rate, write_time
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from hvd_compress.tools.plan.constants import Constants
 from hvd_compress.tools.plan.curves import Curve, crossing, gain
 from hvd_compress.tools.plan.model import Prediction, Setup, baseline
 from hvd_compress.tools.plan.rates import Rates
-from hvd_compress.tools.plan.validation import RANGE, RANKS, RATES
+from hvd_compress.tools.plan.validated import RANGE, RANKS, RATES
 from hvd_compress.tools.units import write_rate, write_time
 
 PAYS, SURE = 1.05, 1.2

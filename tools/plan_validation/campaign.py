@@ -1,4 +1,4 @@
-"""Predictions against measurements on emulated hosts, and the range of jobs in which these were made."""
+"""Predictions against measurements on emulated hosts."""
 
 from __future__ import annotations
 
@@ -20,43 +20,15 @@ from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.plan.constants import Constants
 from hvd_compress.tools.plan.model import Framework, Setup, predict
 from hvd_compress.tools.plan.rates import Rates
-from hvd_compress.tools.plan.target import BACKEND_NAMES, Target
-from hvd_compress.tools.units import counted, read_rate, write_rate
+from hvd_compress.tools.units import read_rate
 
 METHODS = ("none", "fp16", "topk:ratio=0.01", "topkc:ratio=0.01", "powersgd:rank=4", "efsignsgd", "qsgd")
-HOSTS, LINKS = (2, 4, 8), ("100mbit", "300mbit", "1gbit")
-CORES = 2
-"""The cores of the machine that the constants come from, which all its emulated hosts share."""
-
 MODEL, MERGE = "linear", 2
 FITTED = (2, 8)
 """Hosts whose measurements constants are fitted to; the others tell whether they are true elsewhere."""
 
 GOOD = 0.2
 """An error that is small enough."""
-
-
-RANKS = (min(HOSTS), max(HOSTS))
-RATES = tuple(read_rate("rate", link) for link in LINKS)
-
-RANGE = (
-    f"CPUs with Gloo, {RANKS[0]} to {RANKS[1]} ranks, one on each host, {write_rate(min(RATES))} to"
-    f" {write_rate(max(RATES))}, at least {CORES / RANKS[1]:g} of a core for each rank"
-)
-"""The validated range in words: a verdict is given there, and nowhere else."""
-
-
-def beyond(setup: Setup, target: Target) -> list[str]:
-    """Return in what a job lies outside the validated range; empty if it does not."""
-    outside = {
-        "GPUs": target.device == "gpu",
-        BACKEND_NAMES[target.backend]: target.backend != "gloo",
-        counted(setup.ranks, "rank"): not RANKS[0] <= setup.ranks <= RANKS[1],
-        f"{setup.ranks_per_host} ranks on each host": setup.ranks_per_host > 1,
-        f"a rate of {write_rate(setup.rate)}": not min(RATES) <= setup.rate <= max(RATES),
-        f"{setup.cores_per_rank:g} of a core for each rank": setup.cores_per_rank < CORES / RANKS[1],
-    }
-    return [what for what, so in outside.items() if so]
 
 
 class Measured(NamedTuple):
@@ -103,7 +75,7 @@ class Campaign(NamedTuple):
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SpecError(
                 f"measured={str(path)!r} cannot be read ({type(error).__name__}: {error}); it must be a file that"
-                " 'hvd-compress plan validate --json FILE' has written"
+                " 'python tools/plan_validation --json FILE' has written"
             ) from None
 
 
@@ -187,6 +159,7 @@ class Score(NamedTuple):
 
 
 def score(cells: Sequence[Cell]) -> Score:
+    """Return how good predictions are."""
     errors = [abs(cell.error) for cell in cells]
     worst = max(cells, key=lambda cell: abs(cell.error))
     return Score(len(cells), sum(error <= GOOD for error in errors) / len(cells), median(errors), worst)

@@ -8,7 +8,7 @@ from itertools import combinations, product
 
 from hvd_compress.tools.plan.constants import SHARES, Constants
 from hvd_compress.tools.plan.rates import Rates
-from hvd_compress.tools.plan.validation import Measured, compare
+from plan_validation.campaign import Measured, compare
 
 FREE = ("byte", "half", "cycle", "coding")
 """The constants to fit. The others are known better from elsewhere, or do not show where cores are shared."""

@@ -1,0 +1,1 @@
+"""Compare predictions of ``hvd-compress plan`` with measured steps."""
