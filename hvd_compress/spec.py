@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import Any, TypeVar
 
 from hvd_compress.errors import SpecError, short
@@ -18,7 +18,7 @@ from hvd_compress.wrappers.measure import Measured
 from hvd_compress.wrappers.momentum import Momentum, MomentumCorrection
 from hvd_compress.wrappers.precondition import Precondition
 from hvd_compress.wrappers.router import Everywhere, Routable, Router, Selective, routed
-from hvd_compress.wrappers.schedule import Delayed, Schedule, schedule
+from hvd_compress.wrappers.schedule import Delayed, schedule
 
 Made = TypeVar("Made")
 
@@ -148,12 +148,13 @@ def build(name: str, /, **params: Any) -> Router:
     own, options = _own_defaults(cls), _option_defaults(cls)
     values = {key: _value(name, key, value, own | options) for key, value in params.items()}
     method: Method = make(cls, name, {key: value for key, value in values.items() if key in own})
-    given = {key: value for key, value in values.items() if key in options}
     if not method.supports_feedback:
         options |= {"feedback": "off"} | {key: value for key, value in MEMORY.items() if key in options}
-    made = _compose(method, options | given)
-    _check_memory(name, made, given)
-    return made
+    changed = {key: values[key] for key, default in (own | options).items() if values.get(key, default) != default}
+    options |= {key: value for key, value in values.items() if key in options}
+    _check_memory(name, _remember(method, options), options, changed)
+    spec = ":".join(filter(None, [name, ",".join(f"{key}={written(value)}" for key, value in changed.items())]))
+    return replace(_compose(method, options), spec=spec)
 
 
 def meant(name: str, value: object) -> str:
@@ -205,7 +206,7 @@ def _option_defaults(cls: type[Method]) -> dict[str, Any]:
     return feedback if cls.linear else feedback | MEMORY | dict(cls.memory) | OPTIONS
 
 
-def _compose(method: Method, o: Mapping[str, Any]) -> Router:
+def _compose(method: Method, o: Mapping[str, Any]) -> Everywhere | Selective:
     """Wrap a method as its options say."""
     if o.get("inside", "none") != "none" and not o["hierarchical"]:
         raise SpecError(f"inside={o['inside']} has no effect without hierarchical=on: add it, or leave out inside")
@@ -244,78 +245,20 @@ def _remember(method: Method, o: Mapping[str, Any]) -> Method:
     return EF21(method) if o.get("feedback") == "ef21" else method
 
 
-def _check_memory(name: str, router: Router, given: Mapping[str, Any]) -> None:
+def _check_memory(name: str, memory: Method, o: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
     """Reject options that the chosen feedback or momentum does not have."""
-    options = _decompose(router)[1]
-    for key, default in MEMORY.items():
-        clips = key == "clip_norm" and options["preconditioned"]
-        if given.get(key, default) != default and not (hasattr(options["memory"], key) or clips):
+    for key in MEMORY.keys() & changed.keys():
+        clips = key == "clip_norm" and o["preconditioned"]
+        if not (clips or (isinstance(memory, Wrapper) and hasattr(memory, key))):
             raise SpecError(
-                f"{key}={written(given[key])} has no effect for {name} with this feedback: decay and lowpass need"
+                f"{key}={written(changed[key])} has no effect for {name} with this feedback: decay and lowpass need"
                 " feedback=on, nesterov needs momentum, clip_norm needs both or preconditioned=on"
             )
 
 
-def to_spec(method: Routable, beside: str = "") -> str:
-    """Return the spec string of a method or router; its repr if no spec string describes it.
-
-    Args:
-        method: The method or router.
-        beside: Another spec string; the options that it has are written even if they have their defaults.
-    """
-    bare, options = _decompose(routed(method))
-    if bare is None or bare.name not in REGISTRY:
-        return repr(method)
-    own = {field.name: getattr(bare, field.name) for field in fields(bare)}  # type: ignore[arg-type]
-    defaults = _option_defaults(type(bare)) | _own_defaults(type(bare))
-    if not bare.supports_feedback and "feedback" in defaults:
-        defaults |= {"feedback": "off"} | {key: value for key, value in MEMORY.items() if key in defaults}
-    shown = {option.partition("=")[0] for option in beside.partition(":")[2].split(",")}
-    changed = {
-        key: value
-        for key, value in (own | options).items()
-        if key in defaults and (value != defaults[key] or key in shown)
-    }
-    spec = ":".join(filter(None, [bare.name, ",".join(f"{k}={written(v)}" for k, v in changed.items())]))
-    try:
-        return spec if parse(spec) == routed(method) else repr(method)
-    except SpecError:
-        return repr(method)
-
-
-def _decompose(router: Router) -> tuple[Method | None, dict[str, Any]]:
-    """Undo `_compose`: return the bare method, if any, and its options, including the ``memory`` wrapper itself."""
-    options = MEMORY | OPTIONS | {"feedback": "off", "memory": None}
-    if not isinstance(router, Selective | Everywhere):
-        return None, options
-    inner = router.core
-    before: dict[str, Any] = {}
-    if isinstance(inner, Precondition):
-        before = {"preconditioned": True, "beta2": inner.beta2, "clip_norm": inner.clip_norm}
-        inner = inner.inner
-    if isinstance(router, Selective):
-        dense = router.dense_method
-        while isinstance(dense, Precondition | Momentum):
-            dense = dense.inner
-        options["dense"] = next((name for name, known in DENSE.items() if known == dense), "")
-        options |= {"min_size": router.min_size, "vectors": router.vectors}
-    if isinstance(inner, Delayed):
-        options["delay"], inner = inner.every, inner.inner
-    if isinstance(inner, Measured):
-        options["measure"], inner = True, inner.inner
-    if isinstance(inner, Schedule):
-        dense_until = [stage.until for stage in inner.stages if isinstance(stage.method, Dense)]
-        options["start"] = dense_until[-1] if dense_until else 0
-        options["warmup"] = inner.stages[-1].until - options["start"] if inner.stages else 0
-        options["every"], inner = inner.every, inner.inner
-    if isinstance(inner, Wrapper) and not isinstance(inner, Hierarchical):
-        options["feedback"] = {Momentum: "off", EF21: "ef21"}.get(type(inner), "on")
-        options |= {key: getattr(inner, key) for key in MEMORY if hasattr(inner, key)}
-        options["memory"], inner = inner, inner.inner
-    if isinstance(inner, Hierarchical):
-        options |= {"hierarchical": True, "inside": inner.inside}
-        inner = inner.inner
-    return inner, options | before
+def to_spec(method: Routable) -> str:
+    """Return the spec string that a router was made from, without defaults; the repr of others."""
+    return getattr(method, "spec", "") or repr(method)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -45,7 +45,7 @@ from hvd_compress.wrappers.schedule import Schedule, Stage
 )
 def test_meaning(spec: str, method: Router) -> None:
     assert hc.parse(spec) == method
-    assert hc.parse(to_spec(method)) == method
+    assert hc.parse(to_spec(hc.parse(spec))) == method
 
 
 def test_warmup_is_that_of_the_dgc_paper() -> None:

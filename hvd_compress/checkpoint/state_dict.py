@@ -18,7 +18,6 @@ from hvd_compress.core.collectives import World
 from hvd_compress.core.state_tree import Kind, Per, Role, kinds
 from hvd_compress.errors import SpecError, StateError
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.spec import parse, to_spec
 
 FORMAT = "hvd_compress/3"
 
@@ -235,10 +234,9 @@ class Loaded:
         """
         for one in saved:
             if one.method != method:
-                theirs, own = _beside(one.method, method), _beside(method, one.method)
                 raise StateError(
-                    f"this state belongs to {theirs!r}, but the compressor is {own!r}: resume with the method"
-                    f" {theirs!r}, or start without loading (residuals begin at zero)"
+                    f"this state belongs to {one.method!r}, but the compressor is {method!r}: resume with the method"
+                    f" {one.method!r}, or start without loading (residuals begin at zero)"
                 )
         self._saved = [part for one in saved for part in (one._replace(carried=()), *one.carried)]
 
@@ -335,14 +333,6 @@ class Loaded:
             elif waiting and part.rank % world.size == world.rank:
                 carried.append(part._replace(sessions=waiting))
         return Saved(method, world.rank, world.size, {**own, **sessions}, tuple(carried))
-
-
-def _beside(spec: str, other: str) -> str:
-    """Return a spec string with the options that another one has, too; unchanged if it cannot be read."""
-    try:
-        return to_spec(parse(spec), other)
-    except SpecError:
-        return spec
 
 
 def parameters_of(gradients: Sequence[Gradient]) -> list[Parameter]:

@@ -73,9 +73,11 @@ class Everywhere(Router):
 
     Args:
         method: The method.
+        spec: The spec string that it was made from; "" if it was not.
     """
 
     method: Method
+    spec: str = field(default="", compare=False, repr=False)
 
     @property
     def core(self) -> Method:
@@ -100,12 +102,14 @@ class Selective(Router):
         dense_method: Method of the other gradients.
         min_size: Minimum number of elements of a compressed gradient.
         vectors: Compress vectors too.
+        spec: The spec string that it was made from; "" if it was not.
     """
 
     inner: Method
     dense_method: Method = field(default_factory=Dense)
     min_size: int = 1024
     vectors: bool = False
+    spec: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_whole("min_size", self.min_size, 0, 2**62)

@@ -48,7 +48,7 @@ def bare(spec: str) -> Router:
     inner = _unwrapped(router.core)
     if not isinstance(router, Selective):
         return Everywhere(inner)
-    return replace(router, inner=inner, dense_method=_unwrapped(router.dense_method))
+    return replace(router, inner=inner, dense_method=_unwrapped(router.dense_method), spec="")
 
 
 def _unwrapped(method: Method) -> Method:
