@@ -7,10 +7,10 @@ This module imports no framework. Import `Compression` from `hvd_compress.torch`
 from __future__ import annotations
 
 from hvd_compress._version import __version__
-from hvd_compress.core.local_world import LocalWorld
+from hvd_compress.engine.local_world import LocalWorld
+from hvd_compress.engine.spec import parse
 from hvd_compress.errors import CompressionError
-from hvd_compress.group import node_process_sets
 from hvd_compress.methods import methods
-from hvd_compress.spec import parse
+from hvd_compress.transport.groups import node_process_sets
 
 __all__ = ["CompressionError", "LocalWorld", "__version__", "methods", "node_process_sets", "parse"]

@@ -12,11 +12,12 @@ from worlds import Arr, bucket_of, normal
 
 from hvd_compress import parse
 from hvd_compress.core.collectives import Collective, World
-from hvd_compress.core.lockstep import lockstep
+from hvd_compress.core.method import Example, Method, Wrapper
+from hvd_compress.core.router import Router
 from hvd_compress.methods import REGISTRY
-from hvd_compress.methods.base import Example, Method, Wrapper
+from hvd_compress.methods.wrappers.router import by_name, phases
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.wrappers.router import Router, by_name, phases
+from hvd_compress.transport.lockstep import lockstep
 
 EXAMPLES = {example.spec: example for name, cls in REGISTRY.items() for example in cls.examples or (Example(name),)}
 """What methods say of themselves, by spec."""

@@ -11,11 +11,11 @@ import pytest
 from catalogue import COMPOSED, SPECS
 
 from hvd_compress import LocalWorld, parse
-from hvd_compress.api import Catalogue, Made
-from hvd_compress.bucketing import Merge
+from hvd_compress.core.bucketing import Merge
+from hvd_compress.core.router import Router
+from hvd_compress.engine.api import Catalogue, Made
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
-from hvd_compress.wrappers.router import Router
 
 COMPRESSION: Catalogue[tuple[Router, Merge]] = Catalogue(lambda method, merge: (method, merge))
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_compress.bucket_autotune import GAIN, STEPS, TIMED, WARM_UP, Search, Timing
-from hvd_compress.bucketing import Cuts, pin, start
+from hvd_compress.core.bucketing import Cuts, pin, start
+from hvd_compress.engine.bucket_autotune import GAIN, STEPS, TIMED, WARM_UP, Search, Timing
 
 MODEL = [4 * random.Random(0).choice([64, 1024, 65536, 2**18, 2**20]) for _ in range(60)]
 """Bytes of the gradients."""

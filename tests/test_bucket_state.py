@@ -6,7 +6,7 @@ import torch
 from worlds import bucket_of
 
 from hvd_compress import parse
-from hvd_compress.bucketing import Planned
+from hvd_compress.core.bucketing import Planned
 from hvd_compress.core.collectives import World
 from hvd_compress.core.state_tree import residual_of
 from hvd_compress.torch.bucket_state import BucketState

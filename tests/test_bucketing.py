@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_compress import bucketing, parse
-from hvd_compress.bucketing import Gradient, Merge, advise, merged_sizes, pin, plan, start
+from hvd_compress import parse
+from hvd_compress.core import bucketing
 from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.bucketing import Gradient, Merge, advise, merged_sizes, pin, plan, start
 from hvd_compress.core.collectives import World
 from hvd_compress.errors import SpecError
 from hvd_compress.methods.cast import Dense
-from hvd_compress.wrappers.router import by_name, phases
+from hvd_compress.methods.wrappers.router import by_name, phases
 
 MODEL = [Gradient(f"w{i}", (64, 64), "float32") for i in range(6)]
 TOPK = parse("topk")

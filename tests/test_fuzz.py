@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from worlds import Arr
 
 from hvd_compress import LocalWorld, parse
+from hvd_compress.engine.spec import MEMORY, OPTIONS, build
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
-from hvd_compress.spec import MEMORY, OPTIONS, build, to_spec
 
 ANYTHING: st.SearchStrategy[Any] = st.one_of(
     st.integers(),
@@ -43,7 +43,7 @@ def test_any_value_of_a_hyper_parameter_is_taken_or_refused_by_name(name: str, f
     except SpecError as error:
         assert field in str(error)
     else:
-        assert parse(to_spec(method)) == method
+        assert parse(str(method)) == method
 
 
 @pytest.mark.parametrize("option", one_in(3, ["feedback", *MEMORY, *OPTIONS]))
@@ -55,7 +55,7 @@ def test_any_value_of_an_option_is_taken_or_refused_by_name(option: str, value: 
     except SpecError as error:
         assert option in str(error)
     else:
-        assert parse(to_spec(method)) == method
+        assert parse(str(method)) == method
 
 
 SHAPES = st.one_of(

@@ -7,8 +7,8 @@ import pytest
 
 from hvd_compress import LocalWorld
 from hvd_compress.core.collectives import AllGather, AllReduce, AllToAll, Broadcast
-from hvd_compress.core.lockstep import perform
 from hvd_compress.errors import ExchangeError, GradientError
+from hvd_compress.transport.lockstep import perform
 
 
 def test_a_model_follows_the_policy_and_a_bare_array_does_not() -> None:

@@ -8,10 +8,10 @@ from worlds import FRAMEWORKS, bucket_of, normal, ops_of
 
 from hvd_compress import parse
 from hvd_compress.core.collectives import World
-from hvd_compress.core.lockstep import lockstep
-from hvd_compress.methods.base import Method
-from hvd_compress.wrappers.measure import Measured, vnmse
-from hvd_compress.wrappers.router import Selective
+from hvd_compress.core.method import Method
+from hvd_compress.methods.wrappers.measure import Measured, vnmse
+from hvd_compress.methods.wrappers.router import Selective
+from hvd_compress.transport.lockstep import lockstep
 
 
 def core(spec: str) -> Method:

@@ -11,20 +11,20 @@ from worlds import FRAMEWORKS, Arr, bucket_of, leaves, normal, ops_of
 
 from hvd_compress import parse
 from hvd_compress.core.collectives import World
-from hvd_compress.core.lockstep import lockstep
+from hvd_compress.core.method import Method
 from hvd_compress.core.state_tree import flatten, unflatten
 from hvd_compress.errors import SpecError
-from hvd_compress.methods.base import Method
 from hvd_compress.methods.cast import Dense
 from hvd_compress.methods.dgc import DGC
 from hvd_compress.methods.powersgd import PowerSGD
 from hvd_compress.methods.scalecom import ScaleCom
 from hvd_compress.methods.topk import TopK
+from hvd_compress.methods.wrappers.error_feedback import EF21, ErrorFeedback
+from hvd_compress.methods.wrappers.momentum import Momentum, MomentumCorrection
+from hvd_compress.methods.wrappers.router import Selective
 from hvd_compress.ops import Ops
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.wrappers.error_feedback import EF21, ErrorFeedback
-from hvd_compress.wrappers.momentum import Momentum, MomentumCorrection
-from hvd_compress.wrappers.router import Selective
+from hvd_compress.transport.lockstep import lockstep
 
 BUCKET = bucket_of((40, 25), dtype="float64")
 

@@ -10,19 +10,20 @@ from worlds import FRAMEWORKS, bucket_of, normal, ops_of
 
 from hvd_compress import LocalWorld, parse
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import Array, Exchanging, State, World
-from hvd_compress.core.lockstep import lockstep
+from hvd_compress.core.collectives import Exchanging, State, World
+from hvd_compress.core.method import Method, Wrapper
 from hvd_compress.core.state_tree import residual_of
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
-from hvd_compress.methods.base import Method, Wrapper
 from hvd_compress.methods.cast import Dense, Half
 from hvd_compress.methods.powersgd import PowerSGD
 from hvd_compress.methods.topk import TopK
+from hvd_compress.methods.wrappers.error_feedback import ErrorFeedback
+from hvd_compress.methods.wrappers.router import Selective, by_name, phases
+from hvd_compress.methods.wrappers.schedule import Delayed, Schedule, Stage
 from hvd_compress.ops import Ops
-from hvd_compress.wrappers.error_feedback import ErrorFeedback
-from hvd_compress.wrappers.router import Selective, by_name, phases
-from hvd_compress.wrappers.schedule import Delayed, Schedule, Stage
+from hvd_compress.ops.arrays import Array
+from hvd_compress.transport.lockstep import lockstep
 
 
 @pytest.mark.parametrize(

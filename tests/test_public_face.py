@@ -14,7 +14,7 @@ import pytest
 from typer.main import get_command
 
 import hvd_compress
-from hvd_compress import spec
+from hvd_compress.engine import spec
 from hvd_compress.methods import REGISTRY
 from hvd_compress.tools import cli
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import hvd_compress
-from hvd_compress.spec import MEMORY, OPTIONS, parse
+from hvd_compress.engine.spec import MEMORY, OPTIONS, parse
 from methods_page import adamw, page
 from methods_page.catalogue import constructors
 

@@ -10,15 +10,15 @@ from catalogue import COMPOSED, EXAMPLES, SPECS, WARMING_UP, one_in
 from worlds import leaves, normal
 
 from hvd_compress import parse
-from hvd_compress.bucketing import Gradient, Merge, Planned, plan
 from hvd_compress.checkpoint.resharding import Kept, divisible, inherit
 from hvd_compress.checkpoint.state_dict import FORMAT, Saved, SavedSession, from_dict
+from hvd_compress.core.bucketing import Gradient, Merge, Planned, plan
 from hvd_compress.core.collectives import State, World
-from hvd_compress.core.lockstep import lockstep
+from hvd_compress.core.method import Method
 from hvd_compress.core.state_tree import Role, filled, kinds
 from hvd_compress.errors import StateError
-from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
+from hvd_compress.transport.lockstep import lockstep
 
 OPS = NumpyOps()
 MODEL = [Gradient(f"w{i}", shape, "float32") for i, shape in enumerate([(48, 40), (64, 32), (8, 6, 5, 5), (40, 40)])]

@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
-from hvd_compress.stats import Meter
+from hvd_compress.engine.stats import Meter
 
 
 def test_time_inside_counts_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count()  # every look at the clock is a second later
-    monkeypatch.setattr("hvd_compress.stats.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("hvd_compress.engine.stats.time.perf_counter", lambda: float(next(clock)))
     meter = Meter()
     with meter.time("decode"):  # from 0 to 5
         with meter.time("wait"):  # from 1 to 2

@@ -14,7 +14,6 @@ from hvd_compress.core.collectives import (
     AllGather,
     AllReduce,
     AllToAll,
-    Array,
     Collective,
     Exchange,
     Exchanging,
@@ -22,15 +21,16 @@ from hvd_compress.core.collectives import (
     State,
     World,
 )
-from hvd_compress.core.lockstep import LocalHandle, LocalTransport, Switchboard, lockstep
-from hvd_compress.core.lowering import lower
-from hvd_compress.core.transport import InFlight
+from hvd_compress.core.method import Method
 from hvd_compress.errors import ExchangeError
-from hvd_compress.methods.base import Method
 from hvd_compress.methods.cast import Dense
+from hvd_compress.methods.wrappers.hierarchy import Hierarchical, HierarchicalState
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.wrappers.hierarchy import Hierarchical, HierarchicalState
+from hvd_compress.transport.lockstep import LocalHandle, LocalTransport, Switchboard, lockstep
+from hvd_compress.transport.lowering import lower
+from hvd_compress.transport.protocol import InFlight
 
 SUM = Hierarchical(Dense())
 """A sum in three collectives: within the nodes, between them, and within them again."""

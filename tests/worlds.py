@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from hvd_compress.core.bucket import Bucket, Shape
+from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import State
 from hvd_compress.core.state_tree import flatten
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Shape
 from hvd_compress.ops.numpy import NumpyOps
 
 Arr = npt.NDArray[Any]

@@ -26,8 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 from adam_peers import PEERS, Settings
 from hvd_compress import parse
 from hvd_compress.distributed import Compression
+from hvd_compress.lab import Setting, Training
 from hvd_compress.tools.compare.tasks import find
-from hvd_compress.tools.compare.training import Setting, Training
 from hvd_compress.tools.terminal import split_specs
 
 

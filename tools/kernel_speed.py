@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hvd_compress.kernels import cpu
 from hvd_compress.ops.code import Code
+from hvd_compress.ops.kernels import cpu
 from hvd_compress.tools.bench.local.timing import Floats, plain_copy, timed
 from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.tables import markdown

@@ -46,11 +46,11 @@ METHODS = [f"{PYTEST} --quick {CORE}", f"{PYTEST} {CORE}"]
 TORCH = [f"{PYTEST} tests/engine tests/test_bucketing.py", f"{PARALLEL} pytorch 2", f"{PARALLEL} pytorch mpi"]
 
 ROOMS: dict[str, list[str]] = {
-    "core": [f"{PYTEST} tests/test_transport.py tests/checkpoint tests/test_units.py", *METHODS, *TORCH[:2]],
-    "methods": METHODS,
-    "wrappers": [*METHODS, f"{PYTEST} tests/test_measure.py tests/test_spec.py tests/test_api.py"],
     "ops": [f"{PYTEST} tests/kernels", *METHODS],
-    "kernels": [f"{PYTEST} tests/kernels", *METHODS],
+    "core": [f"{PYTEST} tests/test_bucketing.py tests/checkpoint tests/test_units.py", *METHODS, *TORCH[:2]],
+    "methods": [*METHODS, f"{PYTEST} tests/test_measure.py tests/test_spec.py tests/test_api.py"],
+    "transport": [f"{PYTEST} tests/test_transport.py", *METHODS, *TORCH[:2]],
+    "engine": [f"{PYTEST} tests/test_spec.py tests/test_api.py tests/test_bucket_autotune.py", *METHODS, *TORCH[:2]],
     "torch": [*TORCH, f"{PYTEST} tests/test_resume.py tests/test_repartition.py"],
     "distributed": [*TORCH, f"{PYTEST} tests/test_ddp_faults.py", f"{PARALLEL} pytorch 2+2"],
     "tensorflow": [f"{PARALLEL} keras 2", f"{PARALLEL} keras mpi", f"{PARALLEL} keras 2+2"],

@@ -138,7 +138,7 @@ def kernels_key(paths: Paths) -> str:
 
 def compile_kernels(paths: Paths) -> str:
     """Compiles the kernels for CPUs; one that is not compiled here is at its first call."""
-    done, _ = run(paths, paths.python, "-m", "hvd_compress.kernels.cpu")
+    done, _ = run(paths, paths.python, "-m", "hvd_compress.ops.kernels.cpu")
     return "Compiled the CPU kernels" if done else "Left the CPU kernels to their first calls"
 
 

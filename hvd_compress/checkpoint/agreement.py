@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from hvd_compress._version import __version__
-from hvd_compress.bucketing import Gradient, Merge
+from hvd_compress.core.bucketing import Gradient, Merge
 from hvd_compress.core.collectives import World
+from hvd_compress.core.router import Routable
 from hvd_compress.errors import DisagreementError, UnsupportedError
-from hvd_compress.spec import to_spec
-from hvd_compress.wrappers.router import Routable
 
 _LOG = logging.getLogger("hvd_compress")
 
@@ -57,7 +56,7 @@ def describe(method: Routable, merge: Merge, gradients: Sequence[Gradient], worl
         nodes = {_NODES: world.local_size if world.even else f"unlike that of rank {world.rank}"}
     facts = {
         "hvd_compress version": __version__,
-        "method": to_spec(method),
+        "method": str(method),
         "merge": merge,
         "restored state": restored,
         "parameters": [[name, list(g.shape), g.dtype] for name, g in zip(names, gradients, strict=True)],
@@ -139,7 +138,7 @@ def check_optimizer(method: Routable, optimizer: OptimizerFacts, rank: int = 0) 
     """
     if method.preconditioned and (name := optimizer.not_sgd()):
         raise UnsupportedError(
-            f"{name} is not supported with {to_spec(method)}, which delivers what {name} would make of a gradient: take"
+            f"{name} is not supported with {method}, which delivers what {name} would make of a gradient: take"
             " SGD, with the learning rate and the weight decay of AdamW; in PyTorch,"
             " compression.optimizer(model, lr=..., weight_decay=...) returns it"
         )
@@ -159,7 +158,7 @@ def check_optimizer(method: Routable, optimizer: OptimizerFacts, rank: int = 0) 
         momentum = 0.0
     if momentum:
         raise UnsupportedError(
-            f"the optimizer has a momentum of {momentum:g}, which is not supported with {to_spec(method)}: {cure}"
+            f"the optimizer has a momentum of {momentum:g}, which is not supported with {method}: {cure}"
         )
     if rank == 0 and method.adds_momentum and (beta := optimizer.first_beta()) > _MOST_BETA:
         _warn_of_momentum(method, optimizer, beta)
@@ -169,12 +168,12 @@ def _warn_of_momentum(method: Routable, optimizer: OptimizerFacts, beta: float) 
     """Warn of a momentum on top of what error feedback sends late."""
     if method.preconditioned:
         _warn_once(
-            f"{to_spec(method)} sends most of an update in later steps, which acts as a momentum: with beta1={beta:g}"
+            f"{method} sends most of an update in later steps, which acts as a momentum: with beta1={beta:g}"
             " on top, training loses much; take beta1=0 ('AdamW' in docs/guide.md)"
         )
     elif optimizer.not_sgd():
         _warn_once(
-            f"{to_spec(method)} sends most of a gradient in later steps, which acts as a momentum: with that of Adam on"
+            f"{method} sends most of a gradient in later steps, which acts as a momentum: with that of Adam on"
             f" top, whose first beta is {beta:g}, training loses much; give the optimizer betas=(0.0, b2), in Keras"
             " beta_1=0 (measured: 'With AdamW' in docs/methods.md), or better compress updates, by preconditioned=on"
             " ('AdamW' in docs/guide.md)"

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from hvd_compress.core.bucket import Bucket, Shape
+from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import World
+from hvd_compress.core.method import Method
 from hvd_compress.core.state_tree import Kind, Per, Role, flatten, kinds
-from hvd_compress.methods.base import Method
+from hvd_compress.ops.arrays import Shape
 from hvd_compress.ops.numpy import NumpyOps
 
 Leaves: TypeAlias = Mapping[str, Any]

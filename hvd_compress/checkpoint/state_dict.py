@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 
-from hvd_compress.bucketing import PRECISION, Gradient, Merge, check_merge
 from hvd_compress.checkpoint.agreement import unwrapped
 from hvd_compress.checkpoint.resharding import Former, Kept, Leaves, redistribute
+from hvd_compress.core.bucketing import PRECISION, Gradient, Merge, check_merge
 from hvd_compress.core.collectives import World
 from hvd_compress.core.state_tree import Kind, Per, Role, kinds
 from hvd_compress.errors import SpecError, StateError

@@ -7,7 +7,7 @@ import zlib
 from functools import cache
 from typing import NamedTuple
 
-Shape = tuple[int, ...]
+from hvd_compress.ops.arrays import Shape
 
 
 @cache

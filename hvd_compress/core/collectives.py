@@ -1,7 +1,7 @@
 """Collectives, as messages between a method and a transport.
 
 A method never communicates itself. Its ``exchange`` is a generator that yields collectives and is resumed with their
-results. So each method is written once and runs over every transport (see `hvd_compress.core.transport`).
+results. So each method is written once and runs over every transport (see `hvd_compress.transport.protocol`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
-Array: TypeAlias = Any
-"""An array of a framework: ``numpy.ndarray``, ``torch.Tensor`` or ``tf.Tensor``."""
+from hvd_compress.ops.arrays import Array
 
 State: TypeAlias = Any
 """State of a method between steps: nested NamedTuples of arrays and ints; ``()`` for a stateless method."""
@@ -148,7 +147,7 @@ class Broadcast(NamedTuple):
 class SaturatingSum(NamedTuple):
     """Sum small integers and clip the sum to their bit width; every rank gets the result.
 
-    Only the MPI transport supports it. For others, `hvd_compress.core.lowering` replaces it by an alltoall and an
+    Only the MPI transport supports it. For others, `hvd_compress.transport.lowering` replaces it by an alltoall and an
     allgather.
 
     Attributes:
@@ -191,7 +190,7 @@ class Exchange(NamedTuple):
 
     Attributes:
         total: Sum of what all ranks sent, equal on all ranks: an array with the shape and dtype of the input, or its
-            encoded form (see `hvd_compress.core.totals`).
+            encoded form (see `hvd_compress.ops.totals`).
         state: State for the next step.
         left: The input minus what this rank sent, if the exchange was asked to keep it.
         chosen: Coordinates that this rank, or its node, sent; None if all of them.

@@ -15,15 +15,15 @@ from torch._C._distributed_c10d import GradBucket  # as torch.distributed export
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_compress.api import Catalogue
-from hvd_compress.bucketing import Gradient, Merge
 from hvd_compress.checkpoint import agreement
+from hvd_compress.core.bucketing import Gradient, Merge
 from hvd_compress.core.collectives import AllReduce, World
+from hvd_compress.core.router import Router
 from hvd_compress.distributed.direct import Call
 from hvd_compress.distributed.transport import GroupTransport, Pending
 from hvd_compress.distributed.votes import ballot_of, factor_of, wishes
+from hvd_compress.engine.api import Catalogue
 from hvd_compress.errors import SpecError, StateError, UnsupportedError
-from hvd_compress.spec import to_spec
 from hvd_compress.torch.buckets import Member, facts_of
 from hvd_compress.torch.call_registry import CallRegistry
 from hvd_compress.torch.compressor import ReducingCompressor, Session, parse
@@ -32,7 +32,6 @@ from hvd_compress.torch.optimizers import Optimizers, as_list, optimizer_facts
 from hvd_compress.torch.passthrough import Passthrough
 from hvd_compress.torch.reducer import Ballot, Reducer, Ticket
 from hvd_compress.torch.waiting import StepLock
-from hvd_compress.wrappers.router import Router
 
 if TYPE_CHECKING:  # loads FSDP, which others do not need
     from hvd_compress.distributed.sharded import ShardedReducer
@@ -154,7 +153,7 @@ class DistributedCompressor(ReducingCompressor):
 
     Args:
         method: The method, as a router.
-        merge: Assignment of gradients to buckets; see `hvd_compress.bucketing.plan`.
+        merge: Assignment of gradients to buckets; see `hvd_compress.core.bucketing.plan`.
     """
 
     def __init__(self, method: Router, merge: Merge) -> None:
@@ -286,7 +285,7 @@ class DistributedCompressor(ReducingCompressor):
         agreement.check_optimizer(self.method, optimizer_facts(found), dist.get_rank())
         if self.method.preconditioned and not found:
             raise UnsupportedError(
-                f"{to_spec(self.method)} delivers updates, which only plain SGD can apply: make the optimizer by"
+                f"{self.method} delivers updates, which only plain SGD can apply: make the optimizer by"
                 " compression.optimizer(model, lr=..., weight_decay=...), and pass register(model, optimizer=optimizer)"
             )
         if self.method.needs_plain_sgd and not found and not self._warned:
@@ -294,7 +293,7 @@ class DistributedCompressor(ReducingCompressor):
             _LOG.warning(
                 "%s has a momentum of its own, and is not supported with an optimizer that has one: pass"
                 " register(model, optimizer=optimizer), which checks that",
-                to_spec(self.method),
+                str(self.method),
             )
         return found
 

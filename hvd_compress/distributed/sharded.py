@@ -15,13 +15,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hvd_compress.bucketing import Gradient
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.resharding import Kept
 from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint, refuse_other_parameters, same_parameters
+from hvd_compress.core.bucketing import Gradient
 from hvd_compress.core.collectives import AllGather, AllReduce, State, World
+from hvd_compress.core.method import Method, ReduceScattered
 from hvd_compress.core.state_tree import Per, kinds
-from hvd_compress.core.transport import InFlight
 from hvd_compress.distributed.sharded_buckets import GroupBuckets, Part
 from hvd_compress.distributed.sharded_groups import Group, groups_of
 from hvd_compress.distributed.sharded_hooks import CompressedAllReduce, CompressedReduceScatter, watch
@@ -29,7 +29,6 @@ from hvd_compress.distributed.sharded_step import Step
 from hvd_compress.distributed.transport import GroupTransport
 from hvd_compress.distributed.votes import factor_of
 from hvd_compress.errors import StateError, UnsupportedError
-from hvd_compress.methods.base import Method, ReduceScattered
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.torch_devices import exactly
 from hvd_compress.torch.backward import at_end_of_backward
@@ -37,6 +36,7 @@ from hvd_compress.torch.bucket_state import BucketState
 from hvd_compress.torch.handshake import Handshake, place_of
 from hvd_compress.torch.reducer import Common
 from hvd_compress.torch.updates import UpdateWatch
+from hvd_compress.transport.protocol import InFlight
 
 _GROUPS: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], dist.ProcessGroup]] = WeakKeyDictionary()
 """Process groups that were made for ranks of models, by the default group."""

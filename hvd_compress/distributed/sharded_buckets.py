@@ -9,14 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hvd_compress.bucketing import Planned, gradient
 from hvd_compress.checkpoint.resharding import Kept, Leaves, inherit
 from hvd_compress.checkpoint.state_dict import Buckets
 from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.bucketing import Planned, gradient
 from hvd_compress.core.collectives import World
+from hvd_compress.core.method import Method
 from hvd_compress.core.state_tree import flatten
 from hvd_compress.distributed.sharded_groups import Group
-from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.torch.bucket_state import BucketState
 

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hvd_compress.bucketing import Gradient, gradient
-from hvd_compress.core.bucket import Shape
+from hvd_compress.core.bucketing import Gradient, gradient
 from hvd_compress.errors import UnsupportedError
+from hvd_compress.ops.arrays import Shape
 
 
 class ShardedParameter(NamedTuple):

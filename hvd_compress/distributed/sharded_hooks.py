@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,9 +16,6 @@ from torch.utils.hooks import RemovableHandle
 
 from hvd_compress.errors import UnsupportedError
 
-if TYPE_CHECKING:
-    from hvd_compress.distributed.sharded import ShardedReducer
-
 try:
     from torch.distributed.fsdp._common_utils import collect_grad_tensors
 except ImportError:  # before PyTorch 2.13, which looks into dataclasses, too
@@ -28,7 +25,14 @@ except ImportError:  # before PyTorch 2.13, which looks into dataclasses, too
         return tuple(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad)
 
 
-def watch(model: nn.Module, reducer: ShardedReducer) -> RemovableHandle:
+class Reduces(Protocol):
+    """The reducer of a model, as far as FSDP's hooks call it."""
+
+    def reduce(self, number: int, grad: Tensor, out: Tensor, reduced: Sequence[Any]) -> None:
+        """Sum the gradients of a group over the ranks."""
+
+
+def watch(model: nn.Module, reducer: Reduces) -> RemovableHandle:
     """Tell the reducer when a backward pass through the model begins, as FSDP itself is told.
 
     A group is not always reduced by that pass: reentrant checkpoints have backward passes of their own.
@@ -68,7 +72,7 @@ class CompressedReduceScatter(NamedTuple):
         number: Index of the group.
     """
 
-    reducer: ShardedReducer
+    reducer: Reduces
     number: int
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -94,7 +98,7 @@ class CompressedReduceScatter(NamedTuple):
 class CompressedAllReduce(NamedTuple):
     """Sum of a group over its replicas, for ``FSDPModule.set_all_reduce_hook``."""
 
-    reducer: ShardedReducer
+    reducer: Reduces
     number: int
 
     def __call__(self, grad: Tensor) -> None:

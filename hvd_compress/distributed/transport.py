@@ -36,8 +36,8 @@ from hvd_compress.core.collectives import (
     Scope,
     World,
 )
-from hvd_compress.core.lowering import LACKS
-from hvd_compress.core.nodes import launched
+from hvd_compress.transport.lowering import LACKS
+from hvd_compress.transport.nodes import launched
 
 _MOST_CONNECTIONS = 256
 """Connections of a rank for buckets of their own; with more of them, buckets take turns."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hvd_compress.core.collectives import AllReduce, Collective
-from hvd_compress.core.transport import Handle, Transport
 from hvd_compress.torch.reducer import Ballot
+from hvd_compress.transport.protocol import Handle, Transport
 
 _NOTHING = torch.empty(0, device="cpu")
 

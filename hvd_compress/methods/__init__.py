@@ -13,7 +13,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, NamedTuple
 
-from hvd_compress.methods.base import REGISTRY, register
+from hvd_compress.core.method import REGISTRY, register
 
 __all__ = ["REGISTRY", "MethodInfo", "methods", "register"]
 

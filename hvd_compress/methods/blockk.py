@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllReduce, Array, Chosen, Exchange, Exchanging, World
-from hvd_compress.methods.base import Counted, Example, Method, check_range, clear, register, rows_of
+from hvd_compress.core.collectives import AllReduce, Chosen, Exchange, Exchanging, World
+from hvd_compress.core.method import Counted, Example, Method, check_range, clear, register, rows_of
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.code import count
 
 

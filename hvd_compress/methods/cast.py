@@ -5,19 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import (
-    AllReduce,
-    AllToAll,
-    Array,
-    Exchange,
-    Exchanging,
-    ReduceScatter,
-    State,
-    World,
-)
-from hvd_compress.core.lowering import sum_rows
-from hvd_compress.methods.base import Example, Method, register
+from hvd_compress.core.collectives import AllReduce, AllToAll, Exchange, Exchanging, ReduceScatter, State, World
+from hvd_compress.core.method import Example, Method, register
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
+from hvd_compress.ops.totals import sum_rows
 
 
 @register

@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import Array, World
-from hvd_compress.methods.base import Counted, Example, check_range, register
+from hvd_compress.core.collectives import World
+from hvd_compress.core.method import Counted, Example, check_range, register
 from hvd_compress.methods.sparse import Sparse
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.code import count
 
 FEWEST, MOST = 0.8, 1.3

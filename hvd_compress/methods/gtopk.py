@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import Array
-from hvd_compress.core.totals import Scattered, Total, dense
-from hvd_compress.methods.base import Example, register
+from hvd_compress.core.method import Example, register
 from hvd_compress.methods.topk import TopK
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.code import count
+from hvd_compress.ops.totals import Scattered, Total, dense
 
 
 @register

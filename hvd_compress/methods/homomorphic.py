@@ -8,10 +8,11 @@ from functools import partial
 
 import numpy as np
 
-from hvd_compress.core.bucket import Bucket, Shape
-from hvd_compress.core.collectives import AllReduce, Array, Branch, Exchange, Exchanging, SaturatingSum, World
-from hvd_compress.methods.base import Counted, Example, Method, check_range, register
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import AllReduce, Branch, Exchange, Exchanging, SaturatingSum, World
+from hvd_compress.core.method import Counted, Example, Method, check_range, register
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array, Shape
 from hvd_compress.ops.code import count
 from hvd_compress.ops.sketch import CROWD, HASHES, Sketch
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, ReduceScatter, World
+from hvd_compress.core.collectives import AllReduce, Exchange, Exchanging, ReduceScatter, World
+from hvd_compress.core.method import LARGEST_BLOCK, Counted, Example, Method, check_range, register, rows_of
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.methods.base import LARGEST_BLOCK, Counted, Example, Method, check_range, register, rows_of
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 
 
 @register

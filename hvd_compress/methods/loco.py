@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import Array, Exchange, Exchanging, World
+from hvd_compress.core.collectives import Exchange, Exchanging, World
+from hvd_compress.core.method import LARGEST_BLOCK, MOST_STEPS, Example, Method, check_range, check_whole, register
 from hvd_compress.core.state_tree import PrivateCode, ServedCode
-from hvd_compress.methods.base import LARGEST_BLOCK, MOST_STEPS, Example, Method, check_range, check_whole, register
 from hvd_compress.methods.quantised import add_part, part_size, sum_part, two_step
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.code import Code
 
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hvd_compress.core.bucket import Bucket, Shape
-from hvd_compress.core.collectives import Array
-from hvd_compress.methods.base import Method, check_range, check_whole
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.method import Method, check_range, check_whole
 from hvd_compress.ops import Ops, mix_seed
+from hvd_compress.ops.arrays import Array, Shape
 
 
 class Factor(NamedTuple):

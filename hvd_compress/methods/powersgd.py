@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, World
+from hvd_compress.core.collectives import AllReduce, Exchange, Exchanging, World
+from hvd_compress.core.method import Example, check_whole, register
 from hvd_compress.core.state_tree import Factors
-from hvd_compress.core.totals import Products
-from hvd_compress.methods.base import Example, check_whole, register
 from hvd_compress.methods.lowrank import LowRank, flat
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
+from hvd_compress.ops.totals import Products
 
 
 class PowerSGDState(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hvd_compress.methods.base import LARGEST_BLOCK, Example, check_range, check_whole, register
+from hvd_compress.core.method import LARGEST_BLOCK, Example, check_range, check_whole, register
 from hvd_compress.methods.quantised import Quantised
 from hvd_compress.ops.code import Code
 

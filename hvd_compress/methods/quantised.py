@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllGather, AllToAll, Array, Collective, Exchange, Exchanging, World
+from hvd_compress.core.collectives import AllGather, AllToAll, Collective, Exchange, Exchanging, World
+from hvd_compress.core.method import Method
 from hvd_compress.core.state_tree import Served
-from hvd_compress.core.totals import Coded, coded
-from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.code import Code
+from hvd_compress.ops.totals import Coded, coded
 
 
 class QuantisedState(NamedTuple):

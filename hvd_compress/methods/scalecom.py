@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllReduce, Array, Chosen, Exchange, Exchanging, World
-from hvd_compress.core.totals import Scattered
-from hvd_compress.methods.base import Counted, Example, Method, check_range, register
+from hvd_compress.core.collectives import AllReduce, Chosen, Exchange, Exchanging, World
+from hvd_compress.core.method import Counted, Example, Method, check_range, register
 from hvd_compress.methods.sparse import within
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.code import count
+from hvd_compress.ops.totals import Scattered
 
 
 @register

@@ -10,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import Array, World
+from hvd_compress.core.collectives import World
+from hvd_compress.core.method import Example, check_range, register
 from hvd_compress.core.state_tree import Private
-from hvd_compress.methods.base import Example, check_range, register
 from hvd_compress.methods.sparse import Sparse
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.code import count
 
 FIRST = 0.25

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllGather, Array, Exchange, Exchanging, World
+from hvd_compress.core.collectives import AllGather, Exchange, Exchanging, World
+from hvd_compress.core.method import Example, Method, check_range, register
 from hvd_compress.core.state_tree import PrivateVector
-from hvd_compress.core.totals import dense
-from hvd_compress.methods.base import Example, Method, check_range, register
 from hvd_compress.methods.quantised import two_step
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.code import Code
+from hvd_compress.ops.totals import dense
 
 VOTES = Code("one", 1)
 

@@ -10,10 +10,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllGather, Array, Chosen, Exchange, Exchanging, State, World
-from hvd_compress.core.totals import Scattered, Total
-from hvd_compress.methods.base import Method, check_range
+from hvd_compress.core.collectives import AllGather, Chosen, Exchange, Exchanging, State, World
+from hvd_compress.core.method import Method, check_range
 from hvd_compress.ops import DAMAGED, Ops
+from hvd_compress.ops.arrays import Array
+from hvd_compress.ops.totals import Scattered, Total
 
 HALF_MAX = 65504.0
 """Largest finite float16."""

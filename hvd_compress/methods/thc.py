@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllReduce, Array, Exchange, Exchanging, SaturatingSum, World
+from hvd_compress.core.collectives import AllReduce, Exchange, Exchanging, SaturatingSum, World
+from hvd_compress.core.method import LARGEST_BLOCK, Counted, Example, Method, check_range, register, rows_of
 from hvd_compress.errors import SpecError
-from hvd_compress.methods.base import LARGEST_BLOCK, Counted, Example, Method, check_range, register, rows_of
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.lanes import pack_lanes, width_of
 
 TABLES = {

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import Array, State
-from hvd_compress.methods.base import Example, check_range, register
+from hvd_compress.core.collectives import State
+from hvd_compress.core.method import Example, check_range, register
 from hvd_compress.methods.sparse import Sparse
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.code import count
 
 

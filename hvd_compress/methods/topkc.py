@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllReduce, Array, Chosen, Exchange, Exchanging, State, World
-from hvd_compress.methods.base import LARGEST_BLOCK, Example, Method, check_range, check_whole, register, rows_of
+from hvd_compress.core.collectives import AllReduce, Chosen, Exchange, Exchanging, State, World
+from hvd_compress.core.method import LARGEST_BLOCK, Example, Method, check_range, check_whole, register, rows_of
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.code import count
 
 

@@ -8,18 +8,18 @@ from typing import Any, overload
 import numpy as np
 from mpi4py import MPI
 
-from hvd_compress.bucketing import DEFAULT_MERGE, Gradient, Merge, check_merge, gradient
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.saving import Saving
 from hvd_compress.checkpoint.state_dict import Loaded, Saved, from_dict, to_dict
+from hvd_compress.core.bucketing import DEFAULT_MERGE, Gradient, Merge, check_merge, gradient
 from hvd_compress.core.collectives import World
+from hvd_compress.core.router import Routable
+from hvd_compress.engine.spec import as_router
+from hvd_compress.engine.stats import Meter, Stats
 from hvd_compress.errors import GradientError, StateError
+from hvd_compress.methods.wrappers.measure import vnmse
 from hvd_compress.mpi.session import Session
 from hvd_compress.mpi.transport import Arr, MPITransport
-from hvd_compress.spec import as_router, to_spec
-from hvd_compress.stats import Meter, Stats
-from hvd_compress.wrappers.measure import vnmse
-from hvd_compress.wrappers.router import Routable
 
 _SOUND, _SPOILT, _NEW, _REFUSED = range(4)
 """Status of a rank's gradients before the exchange; the worst status of all ranks counts."""
@@ -43,7 +43,7 @@ class Aggregator(Saving):
     Args:
         method: A method or its spec. With ``hierarchical=on``, all ranks create the aggregator together.
         comm: An intracommunicator, of which a duplicate is used. It is made in the first step.
-        merge: Assignment of gradients to buckets; see `hvd_compress.bucketing.plan`.
+        merge: Assignment of gradients to buckets; see `hvd_compress.core.bucketing.plan`.
 
     Raises:
         SpecError: If the spec or ``merge`` is not allowed.
@@ -62,7 +62,7 @@ class Aggregator(Saving):
         self._restored = ""
 
     def __repr__(self) -> str:
-        return f"Aggregator({to_spec(self.method)!r}, merge={self.merge!r})"
+        return f"Aggregator({str(self.method)!r}, merge={self.merge!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.method, self._given, self.merge)
@@ -191,11 +191,11 @@ class Aggregator(Saving):
 
     def _saved(self) -> Saved:
         sessions = {self._session.label: self._session.saved()} if self._session else {}
-        return self._loaded.join(to_spec(self.method), self._transport.world, sessions)
+        return self._loaded.join(str(self.method), self._transport.world, sessions)
 
     def _load(self, saved: list[Saved]) -> None:
         loaded = Loaded()
-        loaded.put(saved, to_spec(self.method))
+        loaded.put(saved, str(self.method))
         if self._session is None:
             self._loaded = loaded
         else:

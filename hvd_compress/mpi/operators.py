@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from mpi4py import MPI
 
-from hvd_compress.kernels import cpu
+from hvd_compress.ops.kernels import cpu
 
 # An operator is made once for the whole process: mpi4py has room for 32 of them.
 
@@ -26,8 +26,8 @@ def saturating_sum(bits: int, zero: int) -> MPI.Op:
         clip((a - zero) + (b - zero), -zero, 2^bits - 1 - zero) + zero
 
     It clips at every hop. Where a sum leaves the range on its way and would come back, the result depends on the order
-    in which MPI adds, and may differ from that of `hvd_compress.core.lowering`, which clips once. The width divides 8,
-    so any run of bytes holds whole codes.
+    in which MPI adds, and may differ from that of `hvd_compress.transport.lowering`, which clips once. The width
+    divides 8, so any run of bytes holds whole codes.
     """
 
     def combine(source: Any, target: Any, datatype: MPI.Datatype) -> None:

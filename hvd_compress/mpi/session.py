@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hvd_compress.bucketing import Gradient, Merge, Planned, advise, plan
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.resharding import Kept
 from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint
+from hvd_compress.core.bucketing import Gradient, Merge, Planned, advise, plan
 from hvd_compress.core.collectives import Exchange, State
+from hvd_compress.core.router import Routable
 from hvd_compress.core.state_tree import filled, flatten, kinds, residual_of
-from hvd_compress.core.totals import dense
-from hvd_compress.core.transport import InFlight
+from hvd_compress.engine.stats import Meter
 from hvd_compress.mpi.transport import Arr, MPITransport
 from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
-from hvd_compress.stats import Meter
-from hvd_compress.wrappers.router import Routable
+from hvd_compress.ops.totals import dense
+from hvd_compress.transport.protocol import InFlight
 
 
 class Session:
@@ -26,7 +26,7 @@ class Session:
     Args:
         gradients: In the order in which the parameters are used.
         method: The method, as a router.
-        merge: See `hvd_compress.bucketing.plan`.
+        merge: See `hvd_compress.core.bucketing.plan`.
         transport: Performs the collectives; making a session needs none.
         meter: Counts bytes and time.
 

@@ -19,11 +19,11 @@ from hvd_compress.core.collectives import (
     Scope,
     World,
 )
-from hvd_compress.core.nodes import placed
+from hvd_compress.engine.stats import Meter
 from hvd_compress.errors import ExchangeError
 from hvd_compress.mpi.operators import half, saturating_sum
 from hvd_compress.ops import wrong_length
-from hvd_compress.stats import Meter
+from hvd_compress.transport.nodes import placed
 
 Arr: TypeAlias = npt.NDArray[Any]
 

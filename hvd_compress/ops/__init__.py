@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy.typing as npt
 
-from hvd_compress.core.bucket import Shape
-from hvd_compress.core.collectives import Array
+from hvd_compress.ops.arrays import Array, Shape
 
 if TYPE_CHECKING:
     from hvd_compress.ops.code import Code

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hvd_compress.core.collectives import Array
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 
 
 class Blocks(NamedTuple):

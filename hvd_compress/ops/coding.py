@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from hvd_compress.core.collectives import Array
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.blocks import Blocks
 from hvd_compress.ops.code import FLOAT8, LARGEST, Code
 from hvd_compress.ops.packing import packed_size

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hvd_compress.core.collectives import Array
-from hvd_compress.kernels import cpu
+from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.buffer_pool import Spare
 from hvd_compress.ops.code import Code
+from hvd_compress.ops.kernels import cpu
 from hvd_compress.ops.lanes import lanes_of
 from hvd_compress.ops.moments import Sides
 from hvd_compress.ops.packing import packed_size

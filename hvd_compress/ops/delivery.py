@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hvd_compress.core.totals import Coded, Scattered
-from hvd_compress.kernels import cpu
+from hvd_compress.ops.kernels import cpu
+from hvd_compress.ops.totals import Coded, Scattered
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Integers: TypeAlias = npt.NDArray[np.int64]

@@ -8,8 +8,8 @@ the digits of ``v = sum_l y_l 2^(width l)``. If the sum of each lane over the ra
 
 from __future__ import annotations
 
-from hvd_compress.core.collectives import Array
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 
 
 def width_of(largest: int) -> int:

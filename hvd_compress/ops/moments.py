@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from hvd_compress.core.bucket import Shape
+from hvd_compress.ops.arrays import Shape
 
 EPSILON = 1e-8
 """Added to the root of the second moment, as in Adam."""

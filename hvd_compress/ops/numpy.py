@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvd_compress.core.bucket import Shape
 from hvd_compress.errors import ExchangeError
-from hvd_compress.ops import MIX, mix_seed, second_key, wrong_length
+from hvd_compress.ops import mix_seed, wrong_length
+from hvd_compress.ops.arrays import Shape
+from hvd_compress.ops.hashing import hash_indices
 from hvd_compress.ops.reference import Composed
 
 Arr = npt.NDArray[Any]
@@ -178,15 +179,3 @@ class NumpyOps(Composed):
 
     def on_host(self, function: Callable[..., Any], dtype: str, shape: Shape, *arrays: Arr) -> Arr:
         return np.asarray(function(*arrays), dtype).reshape(shape)
-
-
-def hash_indices(seed: int, indices: Arr) -> npt.NDArray[np.uint32]:
-    """Return the random 32-bit hashes of indices below 2**32."""
-    x = indices.astype(np.uint32) ^ np.uint32(seed)
-    x ^= x >> np.uint32(16)
-    x *= np.uint32(MIX[0])
-    x ^= x >> np.uint32(15)
-    x += np.uint32(second_key(seed))
-    x *= np.uint32(MIX[1])
-    x ^= x >> np.uint32(16)
-    return x

@@ -9,8 +9,8 @@ cache. Other widths are sums of these: 3 bits are a plane of 2-bit codes (the lo
 
 from __future__ import annotations
 
-from hvd_compress.core.collectives import Array
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 
 GROUP = 512
 """Codes per group."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hvd_compress.core.collectives import Array
 from hvd_compress.ops import Ops, packing
 from hvd_compress.ops import lanes as lanes_
+from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.code import Code
 from hvd_compress.ops.coding import TINY, decode, encode
 from hvd_compress.ops.moments import EPSILON, LARGEST, Sides, size_of

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvd_compress.core.collectives import Array
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 
 _FACTOR = 5
 """Binary logarithm of the size of matrix factors: products with 32 x 32 matrices are efficient."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_compress.ops import mix_seed
-from hvd_compress.ops.numpy import hash_indices
+from hvd_compress.ops.hashing import hash_indices
 
 Arr = npt.NDArray[Any]
 

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from hvd_compress.core.bucket import Shape
 from hvd_compress.errors import ExchangeError
-from hvd_compress.kernels import cpu
 from hvd_compress.ops import KEY, MASK, MIX, wrong_length
+from hvd_compress.ops.arrays import Shape
 from hvd_compress.ops.cpu_kernels import Compiled, OnHost, Out
+from hvd_compress.ops.kernels import cpu
 
 Tensor: TypeAlias = Any
 

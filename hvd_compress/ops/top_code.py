@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hvd_compress.core.collectives import Array
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.blocks import Blocks
 from hvd_compress.ops.code import Code, Record
 

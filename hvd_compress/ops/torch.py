@@ -12,13 +12,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hvd_compress.core.bucket import Shape
-from hvd_compress.core.totals import Coded, Products, Scattered, Total, dense
 from hvd_compress.errors import ExchangeError
-from hvd_compress.kernels import cpu
 from hvd_compress.ops import MIX, mix_seed, second_key, wrong_length
+from hvd_compress.ops.arrays import Shape
 from hvd_compress.ops.cpu_kernels import Compiled, OnHost, Out
 from hvd_compress.ops.delivery import Places, deliver_parts
+from hvd_compress.ops.kernels import cpu
+from hvd_compress.ops.totals import Coded, Products, Scattered, Total, dense
 
 
 class TorchOps(OnHost):

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hvd_compress.core.collectives import Array
-from hvd_compress.core.totals import Total, dense
-from hvd_compress.kernels import cuda
-from hvd_compress.kernels.cuda.top_code import fits
+from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.code import Code
+from hvd_compress.ops.kernels import cuda
+from hvd_compress.ops.kernels.cuda.top_code import fits
 from hvd_compress.ops.moments import Sides
 from hvd_compress.ops.torch import TorchOps, largest
+from hvd_compress.ops.totals import Total, dense
 
 
 class TorchCudaOps(TorchOps):

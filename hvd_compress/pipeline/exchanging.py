@@ -13,21 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import (
-    AllGather,
-    AllReduce,
-    Array,
-    Collective,
-    Exchange,
-    State,
-    World,
-    run,
-    take_branches,
-)
-from hvd_compress.core.totals import dense
+from hvd_compress.core.collectives import AllGather, AllReduce, Collective, Exchange, State, World, run, take_branches
+from hvd_compress.core.method import Method, compensate
 from hvd_compress.errors import ExchangeError
-from hvd_compress.methods.base import Method, compensate
 from hvd_compress.ops import Ops, wrong_length
+from hvd_compress.ops.arrays import Array
+from hvd_compress.ops.totals import dense
 
 _ALONE = World(0, 1)
 

@@ -10,16 +10,17 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllGather, AllReduce, Array, Exchange, Exchanging, State, World
+from hvd_compress.core.collectives import AllGather, AllReduce, Exchange, Exchanging, State, World
+from hvd_compress.core.method import Method, check_range
+from hvd_compress.engine.spec import MEMORY, OPTIONS, make, nearest, read
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
-from hvd_compress.methods.base import Method, check_range
 from hvd_compress.methods.sparse import HALF_MAX
 from hvd_compress.methods.topk import TopK
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.code import count
 from hvd_compress.ops.packing import packed_size
-from hvd_compress.spec import MEMORY, OPTIONS, make, nearest, read
 
 PAPER = "Rudakov et al., Activations and Gradients Compression for Model-Parallel Training, 2024"
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvd_compress.core.bucket import Shape
+from hvd_compress.core.method import check_range
 from hvd_compress.errors import BoundaryError, SpecError
-from hvd_compress.methods.base import check_range
+from hvd_compress.ops.arrays import Shape
 
 Arr = npt.NDArray[Any]
 

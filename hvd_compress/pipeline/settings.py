@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any, NamedTuple, TypeAlias
 
+from hvd_compress.core.method import Method
+from hvd_compress.engine.spec import make, nearest, read
 from hvd_compress.errors import SpecError
-from hvd_compress.methods.base import Method
 from hvd_compress.methods.cast import Dense
+from hvd_compress.methods.wrappers.error_feedback import EF21, ErrorFeedback
 from hvd_compress.pipeline.operators import SharedMask, is_sparse, operator
 from hvd_compress.pipeline.samples import AQSGD
-from hvd_compress.spec import make, nearest, read
-from hvd_compress.wrappers.error_feedback import EF21, ErrorFeedback
 
 Memory: TypeAlias = str | AQSGD
 

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from hvd_compress.core.bucket import Bucket, Shape
-from hvd_compress.core.collectives import Array, State, World
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import State, World
+from hvd_compress.core.method import Method
 from hvd_compress.core.state_tree import flatten
 from hvd_compress.errors import BoundaryError
-from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array, Shape
 from hvd_compress.pipeline.exchanging import receive, send
 from hvd_compress.pipeline.operators import Mask, SharedMask
 from hvd_compress.pipeline.samples import AQSGD, SampleStore

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from hvd_compress.engine.stats import Meter
 from hvd_compress.pipeline.streams import Call
-from hvd_compress.stats import Meter
 
 
 class Traffic(NamedTuple):

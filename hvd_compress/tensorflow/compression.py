@@ -14,18 +14,19 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.tensorflow.compression import Compressor
 
-from hvd_compress import direct_calls
-from hvd_compress.api import Catalogue, Made
-from hvd_compress.bucketing import Gradient, Merge
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.saving import Saving
 from hvd_compress.checkpoint.state_dict import Loaded, Saved
 from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.bucketing import Gradient, Merge
 from hvd_compress.core.collectives import AllReduce, Drive, World
+from hvd_compress.core.router import Router
+from hvd_compress.engine import direct_calls
+from hvd_compress.engine.api import Catalogue, Made
+from hvd_compress.engine.stats import Stats
 from hvd_compress.errors import ExchangeError, SpecError
+from hvd_compress.methods.wrappers.measure import vnmse
 from hvd_compress.ops.tensorflow import TensorFlowOps
-from hvd_compress.spec import to_spec
-from hvd_compress.stats import Stats
 from hvd_compress.tensorflow import caller
 from hvd_compress.tensorflow.caller import Call
 from hvd_compress.tensorflow.elastic import step_by_step
@@ -34,8 +35,6 @@ from hvd_compress.tensorflow.lineage import Lineage
 from hvd_compress.tensorflow.session import CallSession, Ready, Session, describe, name_of
 from hvd_compress.tensorflow.tally import Tally
 from hvd_compress.tensorflow.transport import GraphTransport, outside_of_graphs
-from hvd_compress.wrappers.measure import vnmse
-from hvd_compress.wrappers.router import Router
 
 Tensor: TypeAlias = Any
 
@@ -102,7 +101,7 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
 
     Args:
         method: The method, as a router.
-        merge: Assignment of gradients to buckets; see `hvd_compress.bucketing.plan`.
+        merge: Assignment of gradients to buckets; see `hvd_compress.core.bucketing.plan`.
 
     Attributes:
         sessions: One session per list of variables.
@@ -126,7 +125,7 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
         return hash((id(self), *sorted(map(_number, apart))))
 
     def __repr__(self) -> str:
-        return f"Compression.parse({to_spec(self.method)!r}, merge={self.merge!r})"
+        return f"Compression.parse({str(self.method)!r}, merge={self.merge!r})"
 
     def follow(self, scaler: Any) -> None:
         """Keep residuals in unscaled units while a loss scaler changes its scale.
@@ -322,11 +321,11 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
 
     def _saved(self) -> Saved:
         sessions = {name: session.saved() for name, session in self.sessions.items()}
-        return self._memo.loaded.join(to_spec(self.method), self._world(), sessions)
+        return self._memo.loaded.join(str(self.method), self._world(), sessions)
 
     def _load(self, saved: list[Saved]) -> None:
         loaded = Loaded()
-        loaded.put(saved, to_spec(self.method))
+        loaded.put(saved, str(self.method))
         loaded.give(self.sessions)
         self._memo.loaded = loaded
 

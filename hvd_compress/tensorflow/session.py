@@ -12,24 +12,23 @@ import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from hvd_compress.bucketing import PRECISION, Gradient, Merge, Planned, advise, gradient, plan
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.elastic import Membership
 from hvd_compress.checkpoint.resharding import Kept
 from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint, refuse_other_parameters, same_parameters
+from hvd_compress.core.bucketing import PRECISION, Gradient, Merge, Planned, advise, gradient, plan
 from hvd_compress.core.collectives import State, World
-from hvd_compress.core.lowering import lower
+from hvd_compress.core.method import compensate
+from hvd_compress.core.router import Router
 from hvd_compress.core.state_tree import Kind, flatten, kinds, unflatten
 from hvd_compress.errors import DisagreementError, GradientError, StateError
-from hvd_compress.methods.base import compensate
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.tensorflow import tensorflow_ops
-from hvd_compress.spec import to_spec
 from hvd_compress.tensorflow import pulse
 from hvd_compress.tensorflow.handshake import Question
 from hvd_compress.tensorflow.tally import Tally
 from hvd_compress.tensorflow.transport import GraphTransport, drive, outside_of_graphs
-from hvd_compress.wrappers.router import Router
+from hvd_compress.transport.lowering import lower
 
 Tensor: TypeAlias = Any
 Leaves: TypeAlias = "dict[str, np.ndarray[Any, Any] | int]"
@@ -87,7 +86,7 @@ class _Fixed:
 def _digest(method: Router, world: World) -> int:
     """Return a checksum of a method, and of the nodes if its state depends on them."""
     nodes = f" {world.local_size}" if method.hierarchical else ""
-    return zlib.crc32(f"{to_spec(method)}{nodes}".encode())
+    return zlib.crc32(f"{method}{nodes}".encode())
 
 
 class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed

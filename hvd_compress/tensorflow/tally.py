@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_compress.stats import Stats
+from hvd_compress.engine.stats import Stats
 from hvd_compress.tensorflow.caller import in_session
 from hvd_compress.tensorflow.transport import outside_of_graphs
 

@@ -25,10 +25,10 @@ from hvd_compress.core.collectives import (
     World,
     run,
 )
-from hvd_compress.core.totals import dense
-from hvd_compress.group import Group
 from hvd_compress.ops import wrong_length
 from hvd_compress.ops.tensorflow import TensorFlowOps, tensorflow_ops
+from hvd_compress.ops.totals import dense
+from hvd_compress.transport.groups import Group
 
 Tensor: TypeAlias = Any
 T = TypeVar("T")

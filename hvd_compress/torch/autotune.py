@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hvd_compress.bucket_autotune import Search, Timing
-from hvd_compress.bucketing import Cuts
+from hvd_compress.core.bucketing import Cuts
 from hvd_compress.core.collectives import Broadcast
-from hvd_compress.core.transport import Handle, Transport
+from hvd_compress.engine.bucket_autotune import Search, Timing
 from hvd_compress.torch.waiting import wait
+from hvd_compress.transport.protocol import Handle, Transport
 
 _LOG = logging.getLogger("hvd_compress")
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from hvd_compress.core.collectives import Collective, Exchange
-from hvd_compress.core.totals import dense
-from hvd_compress.core.transport import InFlight, Transport
 from hvd_compress.errors import CompressionError, ExchangeError
 from hvd_compress.ops.torch_devices import exactly
+from hvd_compress.ops.totals import dense
 from hvd_compress.torch.bucket_state import BucketState
+from hvd_compress.transport.protocol import InFlight, Transport
 
 
 class BucketExchange:

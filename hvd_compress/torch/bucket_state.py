@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hvd_compress.bucketing import Planned
 from hvd_compress.checkpoint.resharding import places_of, slices
+from hvd_compress.core.bucketing import Planned
 from hvd_compress.core.collectives import State, World
 from hvd_compress.core.state_tree import Kind, Per, flatten, kinds, unflatten
+from hvd_compress.methods.wrappers.hierarchy import cut
 from hvd_compress.ops.torch_devices import torch_ops
-from hvd_compress.wrappers.hierarchy import cut
 
 
 class BucketState:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hvd_compress.bucketing import Gradient, Merge, advise, gradient, merged_sizes, pin, plan, start
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.resharding import Kept, divisible, inherit
 from hvd_compress.checkpoint.state_dict import (
@@ -20,14 +19,14 @@ from hvd_compress.checkpoint.state_dict import (
     refuse_other_parameters,
     same_parameters,
 )
+from hvd_compress.core.bucketing import Gradient, Merge, advise, gradient, merged_sizes, pin, plan, start
 from hvd_compress.core.collectives import State, World
+from hvd_compress.core.router import Router
 from hvd_compress.core.state_tree import Role, flatten, kinds
 from hvd_compress.errors import SpecError, StateError, UnknownParameterError, UnsupportedError
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.spec import to_spec
 from hvd_compress.torch.bucket_state import BucketState
 from hvd_compress.torch.step import Layout, Place
-from hvd_compress.wrappers.router import Router
 
 _STAYS = (Role.SHARED, Role.MEASURED, Role.OWN, Role.PRIVATE)
 """Roles of what a rank keeps when there are other ranks."""
@@ -189,7 +188,7 @@ class Buckets:
             if any(kind.role not in _STAYS for kind in kinds(bucket.state).values()):
                 raise UnsupportedError(
                     f"this was rank {self.world.rank} of {self.world.size} and is rank {world.rank} of {world.size}"
-                    f" now, but {to_spec(self._method)} divides its state among the ranks: save it before they change,"
+                    f" now, but {self._method} divides its state among the ranks: save it before they change,"
                     " by compression.save(folder), and load it into a new compression afterwards"
                 )
 
@@ -338,6 +337,6 @@ class Buckets:
         if same and self.fixed not in (None, saved.merge) and not all(map(divisible, kept)):
             raise StateError(
                 f"this state was saved with merge={saved.merge!r}, but merge is {self.fixed!r} now, and the state of"
-                f" {to_spec(self._method)} cannot move to other buckets: take merge={saved.merge!r}"
+                f" {self._method} cannot move to other buckets: take merge={saved.merge!r}"
             )
         return {one.bucket.key: one for one in kept}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterator
 from itertools import chain
 from typing import Any
 
-from hvd_compress import direct_calls
+from hvd_compress.engine import direct_calls
 from hvd_compress.torch.reducer import Reducer
 from hvd_compress.torch.registry import Registry
 

@@ -10,22 +10,21 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hvd_compress.api import Made
-from hvd_compress.bucketing import Merge
 from hvd_compress.checkpoint.saving import Saving
 from hvd_compress.checkpoint.state_dict import Loaded, Restorable, Saved, SavedSession, from_dict, to_dict
+from hvd_compress.core.bucketing import Merge
 from hvd_compress.core.collectives import State
+from hvd_compress.core.method import check_range
+from hvd_compress.core.router import Router
+from hvd_compress.engine.api import Made
+from hvd_compress.engine.stats import Meter, Stats
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.methods.base import check_range
-from hvd_compress.spec import to_spec
-from hvd_compress.stats import Meter, Stats
+from hvd_compress.methods.wrappers.measure import vnmse
 from hvd_compress.torch.loss_scale import LossScale
 from hvd_compress.torch.optimizers import parameters_of
 from hvd_compress.torch.reducer import Common, Reducer
 from hvd_compress.torch.registry import Registry
 from hvd_compress.torch.waiting import StepLock
-from hvd_compress.wrappers.measure import vnmse
-from hvd_compress.wrappers.router import Router
 
 _ELSEWHERE = {
     "register": "import Compression from hvd_compress.distributed for DistributedDataParallel and FSDP2",
@@ -65,7 +64,7 @@ class ReducingCompressor(Saving, Made):
 
     Args:
         method: The method, as a router.
-        merge: Assignment of gradients to buckets; see `hvd_compress.bucketing.plan`.
+        merge: Assignment of gradients to buckets; see `hvd_compress.core.bucketing.plan`.
         reducers: An empty registry.
         cure: Cure for parameters that were added later, for error messages.
     """
@@ -81,7 +80,7 @@ class ReducingCompressor(Saving, Made):
         self._common = Common(method, merge, self._meter, self._scale, self._lock, cure)
 
     def __repr__(self) -> str:
-        return f"Compression.parse({to_spec(self.method)!r}, merge={self.merge!r})"
+        return f"Compression.parse({str(self.method)!r}, merge={self.merge!r})"
 
     if not TYPE_CHECKING:  # mypy would take any attribute for known
 
@@ -130,7 +129,7 @@ class ReducingCompressor(Saving, Made):
         check_range("beta1", beta1, "in [0, 1)", 0 <= beta1 < 1)
         if not self.method.preconditioned:
             raise UnsupportedError(
-                f"compression.optimizer is for preconditioned=on: {to_spec(self.method)} delivers gradients, which any"
+                f"compression.optimizer is for preconditioned=on: {self.method} delivers gradients, which any"
                 " optimizer can apply"
             )
         parameters = model.parameters() if isinstance(model, nn.Module) else model
@@ -200,11 +199,11 @@ class ReducingCompressor(Saving, Made):
 
     def _saved(self) -> Saved:
         sessions = {one.label: one.saved() for one in self._sessions() if one.begun}
-        return self._loaded.join(to_spec(self.method), self._world(), sessions)
+        return self._loaded.join(str(self.method), self._world(), sessions)
 
     def _load(self, saved: list[Saved]) -> None:
         loaded = Loaded()
-        loaded.put(saved, to_spec(self.method))
+        loaded.put(saved, str(self.method))
         loaded.give({session.label: session for session in self._sessions()})
         self._loaded = loaded
 

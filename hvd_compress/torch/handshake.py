@@ -11,9 +11,9 @@ import torch
 
 from hvd_compress.checkpoint import agreement
 from hvd_compress.core.collectives import AllGather, AllReduce
-from hvd_compress.core.transport import Handle, Transport
 from hvd_compress.errors import DisagreementError
 from hvd_compress.torch.waiting import nap
+from hvd_compress.transport.protocol import Handle, Transport
 
 PATIENCE = 2.0
 """Seconds to wait for ranks that may legally arrive later, as they may wait for this rank first."""

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Drive, World
-from hvd_compress.methods.base import Method
+from hvd_compress.core.method import Method
+from hvd_compress.engine.stats import Meter
 from hvd_compress.ops.torch_devices import torch_ops
-from hvd_compress.stats import Meter
 from hvd_compress.torch.handshake import Handshake
 
 

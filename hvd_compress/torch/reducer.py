@@ -12,16 +12,16 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from hvd_compress.bucketing import Gradient, Merge, pin
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.elastic import Membership
 from hvd_compress.checkpoint.resharding import Kept
 from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint, same_parameters
+from hvd_compress.core.bucketing import Gradient, Merge, pin
 from hvd_compress.core.collectives import AllGather, AllReduce, State, World
+from hvd_compress.core.router import Router
 from hvd_compress.core.state_tree import kinds
-from hvd_compress.core.transport import Handle, Renewable
+from hvd_compress.engine.stats import Meter
 from hvd_compress.errors import DisagreementError, ExchangeError, UnsupportedError
-from hvd_compress.stats import Meter
 from hvd_compress.torch.autotune import Tuner
 from hvd_compress.torch.backward import at_end_of_backward, in_backward
 from hvd_compress.torch.bucket_state import BucketState
@@ -33,7 +33,7 @@ from hvd_compress.torch.step import Entry, Place, Step
 from hvd_compress.torch.updates import UpdateWatch
 from hvd_compress.torch.votes import Votes
 from hvd_compress.torch.waiting import StepLock, nap, wait
-from hvd_compress.wrappers.router import Router
+from hvd_compress.transport.protocol import Handle, Renewable
 
 _LOG = logging.getLogger("hvd_compress")
 

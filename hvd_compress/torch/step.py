@@ -11,13 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hvd_compress.core.transport import Renewable
-from hvd_compress.stats import Meter
+from hvd_compress.engine.stats import Meter
 from hvd_compress.torch.backward import at_end_of_backward
 from hvd_compress.torch.bucket_exchange import BucketExchange
 from hvd_compress.torch.bucket_state import BucketState
 from hvd_compress.torch.votes import Votes
 from hvd_compress.torch.waiting import StepLock, nap
+from hvd_compress.transport.protocol import Renewable
 
 _LOOKS = 4
 """Maximum number of exchanges that are polled per gradient."""

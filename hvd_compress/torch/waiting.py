@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 from torch import Tensor
 
-from hvd_compress.core.transport import Handle
+from hvd_compress.transport.protocol import Handle
 
 _NAP, _SHARE = 50e-6, 0.02
 """Polling interval: its minimum in seconds, and as a share of the time waited so far."""

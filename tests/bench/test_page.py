@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from hvd_compress.engine.spec import parse
 from hvd_compress.methods import REGISTRY
-from hvd_compress.spec import parse
 from hvd_compress.tools.methods import docstrings
 from hvd_compress.tools.methods.catalogue import info
 from hvd_compress.tools.terminal import split_specs

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hvd_compress.core.local_world import LocalWorld
+from hvd_compress.core.method import Method
+from hvd_compress.engine.local_world import LocalWorld
+from hvd_compress.engine.spec import parse
 from hvd_compress.errors import GradientError, SpecError
 from hvd_compress.methods import REGISTRY
-from hvd_compress.methods.base import Method
-from hvd_compress.spec import parse
-from hvd_compress.wrappers.error_feedback import ErrorFeedback
+from hvd_compress.methods.wrappers.error_feedback import ErrorFeedback
 from methods_page import vnmse
 from methods_page.inputs import Sample, gaussian, sample
 

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import pytest
 from horovod.runner.http.http_server import KVStoreServer
 
-from hvd_compress import group, node_process_sets, parse
-from hvd_compress.bucketing import Gradient
+from hvd_compress import node_process_sets, parse
 from hvd_compress.checkpoint.agreement import check, describe, label
+from hvd_compress.core.bucketing import Gradient
 from hvd_compress.core.collectives import World
-from hvd_compress.core.nodes import launched, placed
 from hvd_compress.errors import DisagreementError
+from hvd_compress.transport import groups as group
+from hvd_compress.transport.nodes import launched, placed
 
 MODEL = [Gradient("w", (3, 4), "float32"), Gradient("b", (4,), "float32")]
 TOPK = parse("topk:ratio=0.01")

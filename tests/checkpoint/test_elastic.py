@@ -11,16 +11,16 @@ from catalogue import COMPOSED, EACH_KIND, one_in
 from worlds import Arr, bucket_of, leaves, normal
 
 from hvd_compress import parse
-from hvd_compress.bucketing import Gradient
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.elastic import Membership
 from hvd_compress.checkpoint.resharding import Kept
+from hvd_compress.core.bucketing import Gradient
 from hvd_compress.core.collectives import State, World
-from hvd_compress.core.lockstep import lockstep
+from hvd_compress.core.method import Method
 from hvd_compress.core.state_tree import Role, flatten, kinds, unflatten
 from hvd_compress.errors import DisagreementError
-from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
+from hvd_compress.transport.lockstep import lockstep
 
 OPS = NumpyOps()
 BUCKET = bucket_of((30, 20), (7,))

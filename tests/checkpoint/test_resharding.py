@@ -14,10 +14,10 @@ from hvd_compress import parse
 from hvd_compress.checkpoint.resharding import Former, Kept, inherit, needed_by_others, redistribute
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import State, World
-from hvd_compress.core.lockstep import lockstep
+from hvd_compress.core.method import Method
 from hvd_compress.core.state_tree import Kind, Per, Role, flatten, kinds, unflatten
-from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
+from hvd_compress.transport.lockstep import lockstep
 
 OPS = NumpyOps()
 BUCKET = bucket_of((30, 20), (7,), (9, 3))

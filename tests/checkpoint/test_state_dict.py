@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from worlds import bucket_of, normal
 
 from hvd_compress import parse
-from hvd_compress.bucketing import Gradient
 from hvd_compress.checkpoint.resharding import Kept
 from hvd_compress.checkpoint.saves import flaw
 from hvd_compress.checkpoint.state_dict import Loaded, Saved, SavedSession, fingerprint, from_dict, restored, to_dict
+from hvd_compress.core.bucketing import Gradient
 from hvd_compress.core.collectives import World
-from hvd_compress.core.lockstep import lockstep
 from hvd_compress.core.state_tree import Role, flatten, kinds
 from hvd_compress.errors import StateError
 from hvd_compress.ops.numpy import NumpyOps
+from hvd_compress.transport.lockstep import lockstep
 
 METHOD = parse("onebit:twoway=on").core
 BUCKET = bucket_of((40, 30), (7,))

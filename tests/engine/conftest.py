@@ -14,9 +14,9 @@ import torch._dynamo  # loaded by the first optimizer otherwise
 from catalogue import one_in
 from engine.ranks import enter
 
-from hvd_compress.core.rank_threads import Matching, RankThreads, ThreadTransport
 from hvd_compress.ops.torch_devices import torch_ops
 from hvd_compress.torch import step
+from hvd_compress.transport.rank_threads import Matching, RankThreads, ThreadTransport
 
 torch.set_num_threads(1)
 

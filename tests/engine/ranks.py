@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hvd_compress.api import Catalogue
-from hvd_compress.bucketing import Gradient, Merge
 from hvd_compress.checkpoint import agreement
+from hvd_compress.core.bucketing import Gradient, Merge
 from hvd_compress.core.collectives import AllGather, World
-from hvd_compress.core.rank_threads import ThreadTransport
+from hvd_compress.core.router import Router
 from hvd_compress.distributed.votes import GroupVotes
+from hvd_compress.engine.api import Catalogue
 from hvd_compress.torch.buckets import Member
 from hvd_compress.torch.compressor import ReducingCompressor
 from hvd_compress.torch.reducer import Reducer, Ticket
 from hvd_compress.torch.registry import Registry
-from hvd_compress.wrappers.router import Router
+from hvd_compress.transport.rank_threads import ThreadTransport
 
 
 class _Here(threading.local):

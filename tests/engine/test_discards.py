@@ -7,7 +7,7 @@ import torch
 from engine.ranks import Job, assert_ranks_equal, everyone, leaves_of, rank, size
 from torch import Tensor
 
-from hvd_compress.bucketing import pin
+from hvd_compress.core.bucketing import pin
 
 pytestmark = [pytest.mark.usefixtures("on_ranks"), pytest.mark.matched("names", "channels", "turns")]
 

@@ -11,8 +11,8 @@ from engine.ranks import Job, assert_ranks_equal, everyone, leaves_of, rank, siz
 from torch import Tensor, nn
 
 from hvd_compress.core.collectives import AllGather, AllReduce, Collective
-from hvd_compress.core.rank_threads import ThreadHandle, ThreadTransport
 from hvd_compress.errors import ExchangeError
+from hvd_compress.transport.rank_threads import ThreadHandle, ThreadTransport
 
 pytestmark = pytest.mark.usefixtures("on_ranks")
 

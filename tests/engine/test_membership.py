@@ -7,8 +7,8 @@ import torch
 from engine.ranks import Job, assert_ranks_equal, everyone, leaves_of, rank, restart, size, transport
 from torch import Tensor
 
-from hvd_compress.core.rank_threads import RankGoneError
 from hvd_compress.errors import DisagreementError, UnsupportedError
+from hvd_compress.transport.rank_threads import RankGoneError
 
 pytestmark = pytest.mark.usefixtures("on_ranks")
 

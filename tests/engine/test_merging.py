@@ -16,8 +16,8 @@ from catalogue import one_in
 from engine.ranks import Compression, Job, assert_ranks_equal, everyone, rank, size
 from torch import Tensor, nn
 
-from hvd_compress import bucket_autotune as search
-from hvd_compress.bucketing import Cuts, Merge, pin
+from hvd_compress.core.bucketing import Cuts, Merge, pin
+from hvd_compress.engine import bucket_autotune as search
 from hvd_compress.errors import StateError
 from hvd_compress.torch import autotune
 from hvd_compress.torch.reducer import Reducer

@@ -13,13 +13,13 @@ from engine.ranks import Job, enter, everyone, rank
 from worlds import Arr
 
 from hvd_compress.core.collectives import AllGather, AllReduce, AllToAll, Broadcast, Collective, ReduceScatter
-from hvd_compress.core.lockstep import perform
-from hvd_compress.core.rank_threads import DeadlockError, Matching, RankGoneError, RankThreads, ThreadTransport
 from hvd_compress.errors import ExchangeError
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.torch_devices import torch_ops
 from hvd_compress.torch.bucket_exchange import BucketExchange
 from hvd_compress.torch.step import Step
+from hvd_compress.transport.lockstep import perform
+from hvd_compress.transport.rank_threads import DeadlockError, Matching, RankGoneError, RankThreads, ThreadTransport
 
 MATCHINGS = get_args(Matching)
 

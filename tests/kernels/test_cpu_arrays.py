@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_compress.kernels import cpu
+from hvd_compress.ops.kernels import cpu
 from hvd_compress.ops.lanes import lanes_of
 from hvd_compress.ops.numpy import NumpyOps
 

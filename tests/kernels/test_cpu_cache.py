@@ -42,7 +42,7 @@ os._exit(min(refused, 100))
 FIRST_CALL = """
 import sys
 import numpy as np
-from hvd_compress.kernels import cpu
+from hvd_compress.ops.kernels import cpu
 
 if sys.argv[1:]:
     print(cpu.ascending(np.array([1, 2, 4]), int(sys.argv[1])))
@@ -51,7 +51,7 @@ THREADS = """
 import threading
 from concurrent.futures import ThreadPoolExecutor
 import numpy as np
-from hvd_compress.kernels.cpu import scatter
+from hvd_compress.ops.kernels.cpu import scatter
 
 barrier = threading.Barrier(8)
 
@@ -66,7 +66,7 @@ with ThreadPoolExecutor(8) as pool:
 """
 WRONG_TYPE = """
 import numpy as np
-from hvd_compress.kernels import cpu
+from hvd_compress.ops.kernels import cpu
 
 for turn in range(2):
     try:
@@ -76,8 +76,8 @@ for turn in range(2):
 print(cpu.ascending(np.array([1, 2, 4]), 5))
 """
 ALL_FROM_DISK = """
-from hvd_compress.kernels import cpu
-from hvd_compress.kernels.cpu.compiled import LOOPS
+from hvd_compress.ops.kernels import cpu
+from hvd_compress.ops.kernels.cpu.compiled import LOOPS
 
 print(len(LOOPS), sum(sum(loop().stats.cache_misses.values()) for loop in LOOPS))
 """
@@ -147,7 +147,7 @@ def test_the_command_compiles_all_kernels() -> None:
     """In the user's own cache, where `make setup` has done so: compiling all takes half a minute."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     cache = Path(os.environ.get("NUMBA_CACHE_DIR") or caches / "hvd_compress")
-    said = python("-m", "hvd_compress.kernels.cpu", cache=cache).stdout
+    said = python("-m", "hvd_compress.ops.kernels.cpu", cache=cache).stdout
     count, missed = python("-c", ALL_FROM_DISK, cache=cache).stdout.split()
     assert said.startswith(f"{count} CPU kernels are in {cache}") and int(count) > 30 and missed == "0"
 
@@ -164,6 +164,6 @@ def test_without_a_folder_named_for_them_kernels_are_kept_in_the_users_cache(tmp
 def test_the_command_says_where_no_kernel_can_be_kept(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "file")}
-    command = [sys.executable, "-m", "hvd_compress.kernels.cpu"]
+    command = [sys.executable, "-m", "hvd_compress.ops.kernels.cpu"]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert run.returncode == 1 and "NUMBA_CACHE_DIR" in run.stderr

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvd_compress.errors import ExchangeError
-from hvd_compress.kernels import cpu
+from hvd_compress.ops.kernels import cpu
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.packing import packed_size
 

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from hvd_compress.kernels import cpu
-from hvd_compress.kernels.cpu import sketch, sketching
 from hvd_compress.ops import mix_seed
 from hvd_compress.ops import sketch as plain
-from hvd_compress.ops.numpy import hash_indices
+from hvd_compress.ops.hashing import hash_indices
+from hvd_compress.ops.kernels import cpu
+from hvd_compress.ops.kernels.cpu import sketch, sketching
 from hvd_compress.ops.sketch import Sketch
 
 Arr = npt.NDArray[Any]

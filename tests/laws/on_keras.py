@@ -8,7 +8,7 @@ import tensorflow as tf
 from laws.law import violation
 from laws.program import ALL, FAMILIES, Able, Arr, Program, Step
 
-from hvd_compress.spec import as_router
+from hvd_compress.engine.spec import as_router
 from hvd_compress.tensorflow.compression import TensorFlowCompressor
 
 ABLE = Able(

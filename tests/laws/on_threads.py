@@ -12,9 +12,9 @@ from laws.program import ALL, Able, Program, Step, conserving
 from laws.torch_rank import OptimizerRank, method_of
 from torch import nn
 
-from hvd_compress.core.rank_threads import RankThreads, ThreadTransport
 from hvd_compress.ops.torch_devices import torch_ops
 from hvd_compress.torch import step as engine_step
+from hvd_compress.transport.rank_threads import RankThreads, ThreadTransport
 
 ABLE = Able(
     list(conserving()),

@@ -16,8 +16,9 @@ import numpy.typing as npt
 from catalogue import EXAMPLES, bare
 
 from hvd_compress import parse
-from hvd_compress.core.rank_threads import Matching
-from hvd_compress.wrappers.router import Router, phases
+from hvd_compress.core.router import Router
+from hvd_compress.methods.wrappers.router import phases
+from hvd_compress.transport.rank_threads import Matching
 
 Arr: TypeAlias = npt.NDArray[Any]
 Fate: TypeAlias = Literal["applied", "thrown", "discarded", "given up", "not finite"]

@@ -11,7 +11,7 @@ import torch
 from laws.program import Arr, Fate, Model, Program, Step, Use
 from torch import Tensor, nn
 
-from hvd_compress.spec import as_router
+from hvd_compress.engine.spec import as_router
 from hvd_compress.torch.compressor import ReducingCompressor
 
 Terms = Sequence[tuple[int, Tensor]]

@@ -8,10 +8,10 @@ from worlds import FRAMEWORKS, bucket_of, normal, ops_of
 
 from hvd_compress import LocalWorld
 from hvd_compress.core.collectives import World
-from hvd_compress.core.lockstep import lockstep
 from hvd_compress.methods.acpsgd import ACPSGD
 from hvd_compress.methods.powersgd import PowerSGD
-from hvd_compress.wrappers.error_feedback import ErrorFeedback
+from hvd_compress.methods.wrappers.error_feedback import ErrorFeedback
+from hvd_compress.transport.lockstep import lockstep
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -14,11 +14,11 @@ from worlds import FRAMEWORKS, Arr, bucket_of, normal, ops_of
 
 from hvd_compress import LocalWorld, parse
 from hvd_compress.core.collectives import World
-from hvd_compress.core.lockstep import lockstep
-from hvd_compress.core.totals import dense
 from hvd_compress.errors import SpecError
 from hvd_compress.methods.ctk import CTK
 from hvd_compress.ops.code import Record
+from hvd_compress.ops.totals import dense
+from hvd_compress.transport.lockstep import lockstep
 
 
 def sent(x: Arr, method: CTK) -> Arr:

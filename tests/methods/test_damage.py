@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import Arr, bucket_of, normal, ops_of
 
-import hvd_compress.core.lockstep
+import hvd_compress.transport.lockstep
 from hvd_compress import parse
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllGather, AllReduce, AllToAll, Collective, Exchange, World, run
-from hvd_compress.core.lockstep import lockstep
-from hvd_compress.core.totals import dense
 from hvd_compress.errors import ExchangeError
+from hvd_compress.ops.totals import dense
+from hvd_compress.transport.lockstep import lockstep
 
 SPECS = [spec for spec in EXAMPLES if "uint8" in str(way(spec)) or spec.startswith("scalecom")]
 """All that send what cannot be summed as it is: bytes, or the indices of a leader."""
@@ -42,7 +42,7 @@ class Wire:
 
     def __init__(self, at: int, damage: Any) -> None:
         self._at, self._damage = at, damage
-        self._original = hvd_compress.core.lockstep.perform
+        self._original = hvd_compress.transport.lockstep.perform
 
     def perform(self, messages: list[Collective], size: int) -> list[Any]:
         replies = self._original(messages, size)
@@ -59,7 +59,7 @@ def exchange(spec: str, framework: str, bucket: Bucket, wire: Wire) -> list[Exch
     method, ops = parse(spec).core, ops_of(framework)
     states = [method.init(ops, bucket, World(0, RANKS)) for _ in range(RANKS)]
     with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
-        patch.setattr(hvd_compress.core.lockstep, "perform", wire.perform)
+        patch.setattr(hvd_compress.transport.lockstep, "perform", wire.perform)
         return lockstep(ops, method, bucket, normal(bucket, RANKS), states)
 
 

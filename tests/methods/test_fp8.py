@@ -10,12 +10,12 @@ import torch
 from worlds import FRAMEWORKS, Arr, bucket_of, ops_of
 
 from hvd_compress.core.collectives import World
-from hvd_compress.core.lockstep import lockstep
-from hvd_compress.methods.base import Method
+from hvd_compress.core.method import Method
 from hvd_compress.methods.block8 import Block8
 from hvd_compress.methods.fp8 import FP8
 from hvd_compress.ops.code import LARGEST, Code
 from hvd_compress.ops.coding import TINY
+from hvd_compress.transport.lockstep import lockstep
 
 E4M3, E5M2 = FP8(format="e4m3"), FP8(format="e5m2")
 FORMATS = [(E4M3, 448, torch.float8_e4m3fn), (E5M2, 57344, torch.float8_e5m2)]

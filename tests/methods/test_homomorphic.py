@@ -24,14 +24,14 @@ from hvd_compress.core.collectives import (
     World,
     run,
 )
-from hvd_compress.core.lockstep import lockstep
-from hvd_compress.core.lowering import LACKS, lower
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import homomorphic
 from hvd_compress.methods.homomorphic import Homomorphic
 from hvd_compress.ops import Ops, mix_seed
 from hvd_compress.ops import sketch as sketches
 from hvd_compress.ops.packing import unpack
+from hvd_compress.transport.lockstep import lockstep
+from hvd_compress.transport.lowering import LACKS, lower
 
 NUMPY = ops_of("numpy")
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from worlds import FRAMEWORKS, bucket_of, normal, ops_of
 
 from hvd_compress.core.collectives import AllReduce, World
-from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.methods.int8 import Int8
+from hvd_compress.methods.wrappers.error_feedback import ErrorFeedback
 from hvd_compress.ops.lanes import pack_lanes, unpack_lanes
-from hvd_compress.wrappers.error_feedback import ErrorFeedback
+from hvd_compress.transport.lockstep import lockstep
 
 NUMPY = ops_of("numpy")
 

@@ -12,16 +12,16 @@ from worlds import Arr, bucket_of, leaves, normal, ops_of
 
 from hvd_compress import LocalWorld
 from hvd_compress.core.collectives import State, World
-from hvd_compress.core.lockstep import lockstep, worlds
+from hvd_compress.core.method import Method
 from hvd_compress.core.state_tree import Per, Role, flatten, kinds, unflatten
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
-from hvd_compress.methods.base import Method
 from hvd_compress.methods.cast import Dense
 from hvd_compress.methods.lowrank import LowRank
-from hvd_compress.wrappers.error_feedback import EF21, ErrorFeedback
-from hvd_compress.wrappers.hierarchy import Hierarchical
-from hvd_compress.wrappers.schedule import Delayed, Phases, schedule
+from hvd_compress.methods.wrappers.error_feedback import EF21, ErrorFeedback
+from hvd_compress.methods.wrappers.hierarchy import Hierarchical
+from hvd_compress.methods.wrappers.schedule import Delayed, Phases, schedule
+from hvd_compress.transport.lockstep import lockstep, worlds
 
 SPECS = list(EXAMPLES)
 BUCKET = bucket_of((20, 30), (4, 3, 5, 5), (1,), (7,))

@@ -14,10 +14,9 @@ from docs.documents import ROOT, blocks
 from typer.testing import CliRunner
 
 import hvd_compress as hc
-from hvd_compress.api import Catalogue
+from hvd_compress.engine.api import Catalogue
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY, register
-from hvd_compress.spec import to_spec
 from hvd_compress.tools import cli
 from methods_page import catalogue
 from methods_page.vnmse import default_specs
@@ -61,8 +60,8 @@ def laws(folder: Path) -> str:
 
 def test_spec_strings_and_constructors_know_it(cyclic: Path) -> None:
     method = hc.parse("cyclic:period=4")
-    assert method == hc.parse(to_spec(method)) and to_spec(method) == "cyclic:period=4"
-    compression: Catalogue[str] = Catalogue(lambda method, _: to_spec(method))
+    assert method == hc.parse(str(method)) and str(method) == "cyclic:period=4"
+    compression: Catalogue[str] = Catalogue(lambda method, _: str(method))
     assert compression.cyclic(period=4, start=2) == "cyclic:period=4,start=2"
     assert "every n-th coordinate" in (compression.cyclic.__doc__ or "") and "cyclic" in dir(compression)
 

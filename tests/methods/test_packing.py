@@ -15,7 +15,6 @@ from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import (
     AllGather,
     AllToAll,
-    Array,
     Branch,
     Drive,
     Exchange,
@@ -23,11 +22,12 @@ from hvd_compress.core.collectives import (
     SaturatingSum,
     World,
 )
-from hvd_compress.core.lockstep import lockstep
-from hvd_compress.core.lowering import LACKS, lower
-from hvd_compress.methods.base import Method
+from hvd_compress.core.method import Method
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.packing import packed_size
+from hvd_compress.transport.lockstep import lockstep
+from hvd_compress.transport.lowering import LACKS, lower
 
 NUMPY = ops_of("numpy")
 

@@ -7,8 +7,8 @@ import pytest
 from worlds import FRAMEWORKS, Arr, bucket_of, normal, ops_of
 
 from hvd_compress.core.collectives import World
-from hvd_compress.core.lockstep import lockstep
 from hvd_compress.methods.powersgd import PowerSGD
+from hvd_compress.transport.lockstep import lockstep
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -14,12 +14,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 from worlds import Arr, bucket_of, ops_of
 
-from hvd_compress.core.bucket import Shape
 from hvd_compress.core.collectives import World
-from hvd_compress.core.lockstep import lockstep
-from hvd_compress.methods.base import Method
+from hvd_compress.core.method import Method
 from hvd_compress.methods.powersgd import PowerSGD
-from hvd_compress.wrappers.error_feedback import ErrorFeedback
+from hvd_compress.methods.wrappers.error_feedback import ErrorFeedback
+from hvd_compress.ops.arrays import Shape
+from hvd_compress.transport.lockstep import lockstep
 
 SHAPES = ((40, 30), (24, 50), (64, 16))
 OPS = ops_of("torch")

@@ -11,9 +11,8 @@ from catalogue import one_in
 from worlds import FRAMEWORKS, Arr, bucket_of, normal, ops_of
 
 from hvd_compress.core.collectives import World
-from hvd_compress.core.lockstep import lockstep
+from hvd_compress.core.method import Method
 from hvd_compress.errors import SpecError
-from hvd_compress.methods.base import Method
 from hvd_compress.methods.bf16 import BFloat16
 from hvd_compress.methods.block8 import Block8
 from hvd_compress.methods.fp8 import FP8
@@ -24,6 +23,7 @@ from hvd_compress.methods.qsgd import QSGD, TernGrad
 from hvd_compress.methods.sign import SignSGD, Signum
 from hvd_compress.ops.blocks import Blocks
 from hvd_compress.ops.coding import decode, encode
+from hvd_compress.transport.lockstep import lockstep
 
 NUMPY = ops_of("numpy")
 

@@ -8,8 +8,8 @@ from worlds import Arr, bucket_of, normal, ops_of
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Chosen, World
-from hvd_compress.core.lockstep import lockstep
 from hvd_compress.methods.randomk import RandomK
+from hvd_compress.transport.lockstep import lockstep
 
 
 def draws(method: RandomK, bucket: Bucket, steps: int) -> list[Arr]:

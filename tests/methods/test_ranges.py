@@ -13,9 +13,9 @@ import pytest
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.topk import TopK
-from hvd_compress.wrappers.error_feedback import ErrorFeedback
-from hvd_compress.wrappers.momentum import Momentum, MomentumCorrection
-from hvd_compress.wrappers.router import Selective
+from hvd_compress.methods.wrappers.error_feedback import ErrorFeedback
+from hvd_compress.methods.wrappers.momentum import Momentum, MomentumCorrection
+from hvd_compress.methods.wrappers.router import Selective
 
 KINDS: dict[str, Any] = REGISTRY | {
     kind.__name__: partial(kind, TopK()) for kind in (ErrorFeedback, MomentumCorrection, Momentum, Selective)

@@ -10,12 +10,12 @@ from catalogue import EXAMPLES, bare, one_in
 from worlds import Arr, bucket_of, leaves, normal, ops_of
 
 from hvd_compress.core.collectives import Exchange, World
-from hvd_compress.core.lockstep import lockstep
+from hvd_compress.core.method import Method, ReduceScattered
 from hvd_compress.core.state_tree import residual_of
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.methods.base import Method, ReduceScattered
+from hvd_compress.methods.wrappers.error_feedback import ErrorFeedback
 from hvd_compress.ops import Ops
-from hvd_compress.wrappers.error_feedback import ErrorFeedback
+from hvd_compress.transport.lockstep import lockstep
 
 FITTING = [spec for spec in EXAMPLES if bare(spec).supports_reduce_scatter]
 RETAINING = [spec for spec in FITTING if bare(spec).supports_feedback]

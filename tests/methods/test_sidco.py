@@ -13,11 +13,11 @@ from catalogue import one_in
 from worlds import COMPILED, FRAMEWORKS, Arr, bucket_of, leaves, normal, ops_of
 
 from hvd_compress.core.collectives import World
-from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import SpecError
 from hvd_compress.methods.sidco import CORRECTIONS, TINY, SIDCo, SIDCoState
+from hvd_compress.methods.wrappers.error_feedback import ErrorFeedback
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.wrappers.error_feedback import ErrorFeedback
+from hvd_compress.transport.lockstep import lockstep
 
 NUMPY = ops_of("numpy")
 FITS = ["exponential", "gamma", "pareto"]

@@ -10,7 +10,6 @@ from worlds import FRAMEWORKS, Arr, bucket_of, normal, ops_of
 
 from hvd_compress import LocalWorld
 from hvd_compress.core.collectives import AllReduce, World
-from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import SpecError
 from hvd_compress.methods.blockk import BlockK
 from hvd_compress.methods.dgc import DGC
@@ -18,7 +17,8 @@ from hvd_compress.methods.gtopk import GTopK
 from hvd_compress.methods.scalecom import ScaleCom
 from hvd_compress.methods.threshold import Threshold
 from hvd_compress.methods.topkc import TopKC
-from hvd_compress.wrappers.error_feedback import ErrorFeedback
+from hvd_compress.methods.wrappers.error_feedback import ErrorFeedback
+from hvd_compress.transport.lockstep import lockstep
 
 NUMPY = ops_of("numpy")
 

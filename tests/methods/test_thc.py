@@ -9,11 +9,11 @@ import pytest
 from worlds import FRAMEWORKS, Arr, bucket_of, normal, ops_of
 
 from hvd_compress.core.collectives import AllReduce, SaturatingSum, World
-from hvd_compress.core.lockstep import lockstep
 from hvd_compress.errors import SpecError
 from hvd_compress.methods.thc import TABLES, THC
 from hvd_compress.ops.lanes import lanes_of, pack_lanes, unpack_lanes, width_of
 from hvd_compress.ops.rotation import hadamard, signs
+from hvd_compress.transport.lockstep import lockstep
 
 NUMPY = ops_of("numpy")
 

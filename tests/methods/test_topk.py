@@ -8,10 +8,10 @@ from worlds import bucket_of, normal, ops_of
 
 from hvd_compress import LocalWorld
 from hvd_compress.core.collectives import AllGather, World
-from hvd_compress.core.lockstep import lockstep
 from hvd_compress.methods.topk import TopK
+from hvd_compress.methods.wrappers.error_feedback import ErrorFeedback
 from hvd_compress.ops.code import count
-from hvd_compress.wrappers.error_feedback import ErrorFeedback
+from hvd_compress.transport.lockstep import lockstep
 
 
 def test_literal_example() -> None:

@@ -15,7 +15,6 @@ from hvd_compress.core.collectives import (
     AllGather,
     AllReduce,
     AllToAll,
-    Array,
     Broadcast,
     Collective,
     Exchange,
@@ -25,17 +24,18 @@ from hvd_compress.core.collectives import (
     State,
     World,
 )
-from hvd_compress.core.lockstep import perform
-from hvd_compress.core.transport import InFlight
+from hvd_compress.core.method import Method
 from hvd_compress.errors import ExchangeError
-from hvd_compress.methods.base import Method
 from hvd_compress.methods.cast import Dense
+from hvd_compress.methods.wrappers.hierarchy import Hierarchical, HierarchicalState
 from hvd_compress.mpi import Aggregator
 from hvd_compress.mpi.transport import MPITransport
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.packing import pack, unpack
-from hvd_compress.wrappers.hierarchy import Hierarchical, HierarchicalState
+from hvd_compress.transport.lockstep import perform
+from hvd_compress.transport.protocol import InFlight
 
 N = 200_003
 TRANSPORT = MPITransport(COMM)

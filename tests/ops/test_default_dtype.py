@@ -13,8 +13,8 @@ from catalogue import COMPOSED, SPECS, WARMING_UP, one_in
 from worlds import Arr
 
 from hvd_compress import LocalWorld
+from hvd_compress.core.router import Router
 from hvd_compress.ops.torch import TorchCpuOps, TorchOps
-from hvd_compress.wrappers.router import Router
 
 METHODS: dict[str, str | Router] = {**{spec: spec for spec in [*SPECS, *WARMING_UP, "topk:measure=on"]}, **COMPOSED}
 OPS = {"compiled": TorchCpuOps(), "composed": TorchOps("cpu")}

@@ -14,12 +14,12 @@ from torch import Tensor
 from worlds import bucket_of, normal, ops_of
 
 from hvd_compress.core.collectives import World
-from hvd_compress.core.lockstep import fly
-from hvd_compress.core.totals import Products, Scattered, dense
 from hvd_compress.errors import ExchangeError
 from hvd_compress.ops import delivery
 from hvd_compress.ops.torch import TorchCpuOps, TorchOps
 from hvd_compress.ops.torch_cuda import TorchCudaOps
+from hvd_compress.ops.totals import Products, Scattered, dense
+from hvd_compress.transport.lockstep import fly
 
 WORLD = World(0, 1)
 SHAPES = ((40, 30), (7,), (60, 50), (1, 3), (33, 20))

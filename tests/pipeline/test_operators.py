@@ -17,12 +17,12 @@ from hvd_compress.core.collectives import World
 from hvd_compress.errors import ExchangeError, SpecError
 from hvd_compress.methods.bf16 import BFloat16
 from hvd_compress.methods.topk import TopK
+from hvd_compress.methods.wrappers.error_feedback import ErrorFeedback
 from hvd_compress.ops import Ops
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.packing import packed_size
 from hvd_compress.pipeline.exchanging import receive, send
 from hvd_compress.pipeline.operators import OPERATORS, Mask, MinMax, SampleTopK, SharedMask, operator
-from hvd_compress.wrappers.error_feedback import ErrorFeedback
 
 NUMPY = NumpyOps()
 SAMPLE = (4, 6, 5)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from hvd_compress.engine.spec import parse
 from hvd_compress.errors import SpecError
-from hvd_compress.spec import parse
 from hvd_compress.tools.plan.constants import Constants
 from hvd_compress.tools.plan.model import predict
 from hvd_compress.tools.plan.rates import Rate, Rates

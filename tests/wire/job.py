@@ -18,9 +18,9 @@ from torch import nn
 from wire.gradients import LARGE, SMALL, STEPS, gradient
 
 from hvd_compress.core.collectives import Collective
-from hvd_compress.core.transport import Handle
 from hvd_compress.torch import Compression
 from hvd_compress.torch.horovod.transport import HorovodTransport
+from hvd_compress.transport.protocol import Handle
 
 
 def counter() -> int:

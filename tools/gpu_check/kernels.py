@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hvd_compress.kernels import cuda
 from hvd_compress.ops.code import Code
+from hvd_compress.ops.kernels import cuda
 from hvd_compress.ops.moments import sides_of, size_of
 from hvd_compress.ops.torch_cuda import TorchCudaOps
 

@@ -20,8 +20,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_compress.core.bucket import Shape
 from hvd_compress.distributed import Compression
+from hvd_compress.ops.arrays import Shape
 from hvd_compress.tools.bench.distributed.shapes import resnet50
 
 Register: TypeAlias = Callable[[DistributedDataParallel, torch.optim.Optimizer], object]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from hvd_compress.spec import parse
+from hvd_compress.engine.spec import parse
 from hvd_compress.tools.tables import markdown
 
 Rows = Sequence[Mapping[str, Any]]

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 
+from hvd_compress.core.method import Method
+from hvd_compress.core.router import Routable
+from hvd_compress.engine.spec import known_by, parse
 from hvd_compress.methods import REGISTRY, methods
-from hvd_compress.methods.base import Method
-from hvd_compress.spec import known_by, parse
+from hvd_compress.methods.wrappers.error_feedback import EF21, ErrorFeedback
+from hvd_compress.methods.wrappers.measure import Measured
+from hvd_compress.methods.wrappers.momentum import Momentum, MomentumCorrection
+from hvd_compress.methods.wrappers.router import ByName, Selective
+from hvd_compress.methods.wrappers.schedule import Delayed, Phases, Schedule
 from hvd_compress.tools.bench.traffic import RMS, SIDE, keeps_zeros
 from hvd_compress.tools.methods.catalogue import numbers, section, summary
 from hvd_compress.tools.methods.docstrings import read
 from hvd_compress.tools.tables import markdown
-from hvd_compress.wrappers.error_feedback import EF21, ErrorFeedback
-from hvd_compress.wrappers.measure import Measured
-from hvd_compress.wrappers.momentum import Momentum, MomentumCorrection
-from hvd_compress.wrappers.router import ByName, Routable, Selective
-from hvd_compress.wrappers.schedule import Delayed, Phases, Schedule
 from methods_page import adamw
 
 MEMORIES: tuple[type[Method], ...] = (ErrorFeedback, EF21, MomentumCorrection, Momentum)

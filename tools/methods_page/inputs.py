@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hvd_compress.core.bucket import Shape
+from hvd_compress.engine.spec import nearest
 from hvd_compress.errors import MissingPackageError, SpecError
-from hvd_compress.spec import nearest
+from hvd_compress.ops.arrays import Shape
 from hvd_compress.tools.bench.traffic import RMS
 
 Arr = npt.NDArray[Any]

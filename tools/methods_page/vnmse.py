@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hvd_compress.core.local_world import LocalWorld
+from hvd_compress.core.method import Method, Wrapper
+from hvd_compress.core.router import Everywhere, Router
+from hvd_compress.engine.local_world import LocalWorld
+from hvd_compress.engine.spec import parse
 from hvd_compress.errors import GradientError, SpecError
 from hvd_compress.methods import REGISTRY
-from hvd_compress.methods.base import Method, Wrapper
 from hvd_compress.methods.lowrank import LowRank
-from hvd_compress.spec import parse
-from hvd_compress.wrappers.router import Everywhere, Router, Selective
+from hvd_compress.methods.wrappers.router import Selective
 from methods_page.inputs import Arr, Sample, sample
 
 BUDGETS = {"16 bits and more": 15, "8 bits": 7, "2 to 6 bits": 1.5, "1 bit and less": 0}

@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from hvd_compress.engine.spec import parse
 from hvd_compress.errors import SpecError
-from hvd_compress.spec import parse
 from hvd_compress.tools.bench.distributed.results import results
 from hvd_compress.tools.bench.distributed.shapes import SHAPES, WIDTH, count
 from hvd_compress.tools.bench.distributed.task import Measured as Worker

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from hvd_compress.methods.base import Method
+from hvd_compress.core.method import Method
+from hvd_compress.engine.stats import Meter
 from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
 from hvd_compress.pipeline import wire
 from hvd_compress.pipeline.settings import Memory, Settings
 from hvd_compress.pipeline.streams import Call, check_carried, streams
 from hvd_compress.pipeline.traffic import BoundaryStats, Traffic, count
-from hvd_compress.stats import Meter
 
 Tensor: TypeAlias = Any
 Arr: TypeAlias = npt.NDArray[Any]

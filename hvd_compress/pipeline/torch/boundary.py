@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hvd_compress.methods.base import Method
+from hvd_compress.core.method import Method
+from hvd_compress.engine.stats import Meter
 from hvd_compress.ops.torch_devices import exactly, torch_ops
 from hvd_compress.pipeline import wire
 from hvd_compress.pipeline.settings import Memory, Settings
 from hvd_compress.pipeline.streams import Ids, streams
 from hvd_compress.pipeline.torch.tensors import call_of, flat, shaped
 from hvd_compress.pipeline.traffic import BoundaryStats, Traffic, count
-from hvd_compress.stats import Meter
 
 
 class CompressedBoundary(nn.Module):

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from hvd_compress.engine.stats import Meter
 from hvd_compress.errors import BoundaryError
 from hvd_compress.ops.torch_devices import exactly, torch_ops
 from hvd_compress.pipeline import wire
@@ -16,7 +17,6 @@ from hvd_compress.pipeline.torch.boundary import mask_of
 from hvd_compress.pipeline.torch.tensors import call_of, flat, from_host, shaped, to_host
 from hvd_compress.pipeline.traffic import BoundaryStats, Traffic, count
 from hvd_compress.pipeline.wire import Bytes, Message
-from hvd_compress.stats import Meter
 
 
 class Link(Protocol):

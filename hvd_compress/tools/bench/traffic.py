@@ -19,13 +19,13 @@ from hvd_compress.core.collectives import (
     World,
     take_branches,
 )
-from hvd_compress.core.local_world import LocalWorld
-from hvd_compress.core.lowering import LACKS, lower
+from hvd_compress.core.method import Method
 from hvd_compress.core.state_tree import flatten
+from hvd_compress.engine.local_world import LocalWorld
+from hvd_compress.engine.spec import parse
 from hvd_compress.methods import REGISTRY
-from hvd_compress.methods.base import Method
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.spec import parse
+from hvd_compress.transport.lowering import LACKS, lower
 
 Arr = npt.NDArray[Any]
 

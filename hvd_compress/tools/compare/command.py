@@ -10,8 +10,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from hvd_compress.engine.spec import parse
 from hvd_compress.errors import SpecError
-from hvd_compress.spec import parse
+from hvd_compress.lab import Setting
 from hvd_compress.tools.bench.distributed.command import By, Hosts, On, Ranks, RanksPerHost, Rate, read_merges
 from hvd_compress.tools.bench.distributed.results import BASELINES
 from hvd_compress.tools.bench.jobs import choose_launcher, read_where
@@ -24,7 +25,6 @@ from hvd_compress.tools.compare.request import Framework, Request
 from hvd_compress.tools.compare.results import Comparison
 from hvd_compress.tools.compare.store import Store
 from hvd_compress.tools.compare.tasks import TASKS, find
-from hvd_compress.tools.compare.training import Setting
 from hvd_compress.tools.drawing import require_matplotlib
 from hvd_compress.tools.terminal import (
     ToJson,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import Any
 
+from hvd_compress.engine.spec import parse
 from hvd_compress.errors import ClusterError
-from hvd_compress.spec import parse
 from hvd_compress.tools.bench.distributed.results import BASELINES
 from hvd_compress.tools.bench.jobs import Where, execute
 from hvd_compress.tools.bench.machine import Machine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from hvd_compress.bucketing import Merge
+from hvd_compress.core.bucketing import Merge
 
 
 class Job(NamedTuple):

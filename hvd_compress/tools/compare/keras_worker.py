@@ -14,11 +14,11 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from hvd_compress.checkpoint.agreement import check_optimizer
+from hvd_compress.engine.spec import parse
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.spec import parse
+from hvd_compress.lab import Setting, Training
 from hvd_compress.tensorflow import Compression, caller
 from hvd_compress.tools.compare.job import Job
-from hvd_compress.tools.compare.training import Setting, Training
 from hvd_compress.tools.compare.worker import main, merged
 from hvd_compress.tools.ranks.keras import KerasRank
 

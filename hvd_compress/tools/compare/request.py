@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any, Literal, NamedTuple
 
-from hvd_compress.bucketing import Merge
+from hvd_compress.core.bucketing import Merge
 from hvd_compress.tools.bench.jobs import Where
 from hvd_compress.tools.compare.job import Job
 

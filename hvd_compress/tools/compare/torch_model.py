@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from hvd_compress.tools.compare.training import Setting, Training
+from hvd_compress.lab import Setting, Training
 
 
 class TorchModel:

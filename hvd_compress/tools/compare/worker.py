@@ -16,12 +16,12 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from hvd_compress.engine.spec import parse
 from hvd_compress.errors import CompressionError
-from hvd_compress.spec import parse
+from hvd_compress.lab import Setting, Training
 from hvd_compress.tools.compare.job import Goal, Job, Outcome, Point
 from hvd_compress.tools.compare.results import outcome_facts
 from hvd_compress.tools.compare.tasks import find
-from hvd_compress.tools.compare.training import Setting, Training
 from hvd_compress.tools.ranks.process import device_bytes, forget_peak, peak
 
 WARM, ALONE = 3, 9

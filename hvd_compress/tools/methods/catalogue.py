@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
+from hvd_compress.core.method import written
+from hvd_compress.engine.spec import nearest
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY, MethodInfo, methods
-from hvd_compress.methods.base import written
-from hvd_compress.spec import nearest
 from hvd_compress.tools.bench.traffic import SIZES, cost
 from hvd_compress.tools.methods.docstrings import read
 from hvd_compress.tools.tables import markdown

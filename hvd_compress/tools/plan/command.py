@@ -9,8 +9,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import typer
 from rich.markup import escape
 
+from hvd_compress.engine.spec import parse
 from hvd_compress.errors import SpecError, UnsupportedError
-from hvd_compress.spec import parse
 from hvd_compress.tools.bench.distributed.results import BASELINES
 from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.plan import curves, plot, rates, tables, words

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from hvd_compress.engine.spec import nearest
 from hvd_compress.errors import SpecError
-from hvd_compress.spec import nearest
 
 
 class Constants(NamedTuple):

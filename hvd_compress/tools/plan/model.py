@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from hvd_compress.engine.spec import parse
 from hvd_compress.errors import SpecError
-from hvd_compress.spec import parse
 from hvd_compress.tools.bench.distributed.results import BASELINES
 from hvd_compress.tools.bench.traffic import Message, sent
 from hvd_compress.tools.plan.constants import Constants

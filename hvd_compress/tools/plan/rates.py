@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hvd_compress.core.bucket import Bucket
+from hvd_compress.engine.spec import parse
 from hvd_compress.errors import SpecError
 from hvd_compress.ops import Ops
-from hvd_compress.spec import parse
 from hvd_compress.tools.bench.local.methods import normal_gradients, numpy_ops, timed_steps
 from hvd_compress.tools.bench.traffic import grows, sent
 

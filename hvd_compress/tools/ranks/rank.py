@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hvd_compress.group import node_process_sets
-from hvd_compress.spec import parse
+from hvd_compress.engine.spec import parse
+from hvd_compress.transport.groups import node_process_sets
 
 
 class Rank:

@@ -13,11 +13,13 @@ from horovod.torch.compression import Compressor
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hvd_compress.api import Catalogue
-from hvd_compress.bucketing import Gradient, Merge
 from hvd_compress.checkpoint import agreement
+from hvd_compress.core.bucketing import Gradient, Merge
 from hvd_compress.core.collectives import World
+from hvd_compress.core.router import Router
+from hvd_compress.engine.api import Catalogue
 from hvd_compress.errors import UnsupportedError
+from hvd_compress.methods.wrappers.precondition import Precondition
 from hvd_compress.torch.backward import at_end_of_backward
 from hvd_compress.torch.buckets import Member, facts_of
 from hvd_compress.torch.call_registry import CallRegistry
@@ -29,8 +31,6 @@ from hvd_compress.torch.horovod.transport import HorovodTransport
 from hvd_compress.torch.optimizers import optimizer_facts
 from hvd_compress.torch.passthrough import Passthrough
 from hvd_compress.torch.reducer import Reducer, Ticket
-from hvd_compress.wrappers.precondition import Precondition
-from hvd_compress.wrappers.router import Router
 
 _LOG = logging.getLogger("hvd_compress")
 
@@ -43,7 +43,7 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
 
     Args:
         method: The method, as a router.
-        merge: Assignment of gradients to buckets; see `hvd_compress.bucketing.plan`.
+        merge: Assignment of gradients to buckets; see `hvd_compress.core.bucketing.plan`.
     """
 
     def __init__(self, method: Router, merge: Merge) -> None:

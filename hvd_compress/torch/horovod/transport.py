@@ -20,12 +20,12 @@ from hvd_compress.core.collectives import (
     Collective,
     ReduceScatter,
 )
-from hvd_compress.core.transport import Handle
 from hvd_compress.errors import ExchangeError
-from hvd_compress.group import Group
 from hvd_compress.ops import wrong_length
 from hvd_compress.torch.horovod import caller
 from hvd_compress.torch.waiting import nap
+from hvd_compress.transport.groups import Group
+from hvd_compress.transport.protocol import Handle
 
 
 class Pending(NamedTuple):

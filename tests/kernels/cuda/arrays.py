@@ -10,7 +10,7 @@ import pytest
 import torch
 from kernels.cuda.device import DEVICE, get, put
 
-from hvd_compress.kernels.cuda import (
+from hvd_compress.ops.kernels.cuda import (
     above,
     accelerate,
     add_at,

@@ -11,10 +11,10 @@ import torch
 from kernels.cuda.device import get, put
 
 from hvd_compress.errors import ExchangeError
-from hvd_compress.kernels.cuda import dequantise, from_lanes, norms, quantise, to_lanes
 from hvd_compress.ops import mix32
 from hvd_compress.ops.blocks import Blocks
 from hvd_compress.ops.code import Code
+from hvd_compress.ops.kernels.cuda import dequantise, from_lanes, norms, quantise, to_lanes
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.packing import unpack
 

@@ -20,9 +20,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from hvd_compress.kernels import cuda
-from hvd_compress.kernels.cuda.preconditioning import _tables
 from hvd_compress.ops.code import Code
+from hvd_compress.ops.kernels import cuda
+from hvd_compress.ops.kernels.cuda.preconditioning import _tables
 from hvd_compress.ops.moments import Sides
 
 N = 5000

@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 from parallel.keras.training import EVEN, ODD, Arr, assert_ranks_equal
 
-from hvd_compress import LocalWorld, direct_calls
+from hvd_compress import LocalWorld
+from hvd_compress.engine import direct_calls
 from hvd_compress.tensorflow import Compression
 
 SPEC = "topk:ratio=0.05,min_size=0"

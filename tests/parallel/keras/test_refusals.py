@@ -14,7 +14,6 @@ import tensorflow as tf
 from parallel.keras.training import EVEN, LOSS, ODD, Tape, batches, everyone, small_model
 
 from hvd_compress.core.collectives import AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter
-from hvd_compress.core.lockstep import perform
 from hvd_compress.errors import (
     CompressionError,
     DisagreementError,
@@ -26,6 +25,7 @@ from hvd_compress.errors import (
 from hvd_compress.keras import DistributedOptimizer
 from hvd_compress.tensorflow import Compression
 from hvd_compress.tensorflow.transport import GraphTransport
+from hvd_compress.transport.lockstep import perform
 
 
 def refused(job: Tape, kind: type[CompressionError]) -> str:

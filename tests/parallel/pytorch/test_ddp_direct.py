@@ -12,8 +12,8 @@ from parallel.pytorch.training import EVEN, SIZE, assert_ranks_equal, batch, eve
 from torch import Tensor, nn
 
 import hvd_compress.torch
-from hvd_compress import direct_calls
 from hvd_compress.distributed import Compression, FullState
+from hvd_compress.engine import direct_calls
 from hvd_compress.errors import CompressionError, DisagreementError, GradientError, SpecError, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("process_group")

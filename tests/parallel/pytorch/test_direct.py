@@ -12,7 +12,7 @@ from horovod.torch import mpi_ops
 from parallel.pytorch.training import EVEN, ODD, assert_ranks_equal, everyone, leaves_of
 from torch import Tensor
 
-from hvd_compress import direct_calls
+from hvd_compress.engine import direct_calls
 from hvd_compress.errors import CompressionError, DisagreementError, UnknownParameterError, UnsupportedError
 from hvd_compress.torch import Compression, TorchCompressor
 

@@ -20,7 +20,6 @@ from hvd_compress.core.collectives import (
     AllGather,
     AllReduce,
     AllToAll,
-    Array,
     Broadcast,
     Exchange,
     Exchanging,
@@ -28,11 +27,12 @@ from hvd_compress.core.collectives import (
     State,
     World,
 )
-from hvd_compress.core.lockstep import perform
-from hvd_compress.methods.base import Method
+from hvd_compress.core.method import Method
 from hvd_compress.ops import Ops
+from hvd_compress.ops.arrays import Array
 from hvd_compress.torch import Compression
 from hvd_compress.torch.horovod.transport import HorovodTransport
+from hvd_compress.transport.lockstep import perform
 
 
 def array_of(rank: int, dtype: str) -> Any:

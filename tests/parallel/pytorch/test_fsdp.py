@@ -24,11 +24,11 @@ from torch.utils.checkpoint import checkpoint
 from worlds import bucket_of
 
 from hvd_compress.core.collectives import World
-from hvd_compress.core.lockstep import lockstep
+from hvd_compress.core.method import ReduceScattered
 from hvd_compress.distributed import Compression, DistributedCompressor, FullState
 from hvd_compress.errors import DisagreementError, SpecError, StateError, UnsupportedError
-from hvd_compress.methods.base import ReduceScattered
 from hvd_compress.ops.torch_devices import torch_ops
+from hvd_compress.transport.lockstep import lockstep
 
 pytestmark = pytest.mark.usefixtures("process_group")
 

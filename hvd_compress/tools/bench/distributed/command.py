@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from hvd_compress.bucketing import Merge
+from hvd_compress.core.bucketing import Merge
 from hvd_compress.tools.bench.bars import draw
 from hvd_compress.tools.bench.distributed import table
 from hvd_compress.tools.bench.distributed.results import Result, as_json, baseline_name, results

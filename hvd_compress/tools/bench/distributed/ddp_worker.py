@@ -11,7 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from hvd_compress.distributed import Compression
-from hvd_compress.stats import Stats
+from hvd_compress.engine.stats import Stats
 from hvd_compress.tools.bench.distributed.measuring import measure
 from hvd_compress.tools.bench.distributed.task import Entry, Task
 from hvd_compress.tools.bench.distributed.torch_models import RATE, Loss, Models, ModelSubject, Tensor

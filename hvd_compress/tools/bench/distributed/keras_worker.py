@@ -16,8 +16,8 @@ import horovod.tensorflow.keras as hvd
 import numpy as np
 import tensorflow as tf
 
+from hvd_compress.engine.stats import Stats
 from hvd_compress.keras import Compression
-from hvd_compress.stats import Stats
 from hvd_compress.tools.bench.distributed.measuring import measure
 from hvd_compress.tools.bench.distributed.shapes import BLOCKS_OF_MLP, CLASSES, DEPTH, NARROW, WIDTH, many
 from hvd_compress.tools.bench.distributed.task import Entry, Task

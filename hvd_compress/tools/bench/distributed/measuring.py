@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from hvd_compress.stats import Stats
+from hvd_compress.engine.stats import Stats
 from hvd_compress.tools.bench.distributed.task import ALONE, TURN, Entry, Part, Task
 from hvd_compress.tools.ranks.process import device_bytes, forget_peak, peak
 

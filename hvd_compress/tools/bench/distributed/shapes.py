@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from math import prod
 
-from hvd_compress.core.bucket import Shape
+from hvd_compress.ops.arrays import Shape
 
 WIDTH, DEPTH, CLASSES = 1024, 8, 10
 """The model ``linear``."""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from hvd_compress.bucketing import DEFAULT_MERGE, Merge, check_merge
+from hvd_compress.core.bucketing import DEFAULT_MERGE, Merge, check_merge
+from hvd_compress.engine.spec import parse
 from hvd_compress.errors import SpecError
-from hvd_compress.spec import parse
 from hvd_compress.tools.bench.jobs import Where, execute
 
 Driver = Literal["horovod", "ddp", "fsdp"]

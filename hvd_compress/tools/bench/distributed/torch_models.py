@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvd_compress.core.bucket import Shape
-from hvd_compress.stats import Stats
+from hvd_compress.engine.stats import Stats
+from hvd_compress.ops.arrays import Shape
 from hvd_compress.tools.bench.distributed.shapes import BLOCKS, CLASSES, NARROW, SHAPES, WIDTH
 
 Tensor = Any

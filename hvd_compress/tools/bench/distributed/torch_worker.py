@@ -11,7 +11,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvd_compress.stats import Meter, Stats
+from hvd_compress.engine.stats import Meter, Stats
 from hvd_compress.tools.bench.distributed.measuring import measure
 from hvd_compress.tools.bench.distributed.task import Entry, Task
 from hvd_compress.tools.bench.distributed.torch_models import RATE, Loss, Models, ModelSubject, Tensor

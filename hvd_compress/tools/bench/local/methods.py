@@ -11,14 +11,15 @@ from typing import NamedTuple
 import numpy as np
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import Array, State, World
-from hvd_compress.core.lockstep import fly
-from hvd_compress.core.totals import dense
+from hvd_compress.core.collectives import State, World
+from hvd_compress.core.method import Method
+from hvd_compress.engine.spec import parse
 from hvd_compress.errors import MissingPackageError
-from hvd_compress.methods.base import Method
 from hvd_compress.ops import Ops
-from hvd_compress.spec import parse
+from hvd_compress.ops.arrays import Array
+from hvd_compress.ops.totals import dense
 from hvd_compress.tools.bench.local.timing import Floats, plain_copy, seconds
+from hvd_compress.transport.lockstep import fly
 
 
 class Line(NamedTuple):

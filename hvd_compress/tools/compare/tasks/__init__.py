@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from hvd_compress.engine.spec import nearest
 from hvd_compress.errors import MissingPackageError, SpecError
-from hvd_compress.spec import nearest
-from hvd_compress.tools.compare.training import Setting, Training
+from hvd_compress.lab import Setting, Training
 
 Builder = Callable[[Setting], Training]
 

@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
+from hvd_compress.lab import Setting, Training
 from hvd_compress.tools.compare.tasks import data
 from hvd_compress.tools.compare.tasks.data import SIDE, Arr, Images
 from hvd_compress.tools.compare.tasks.options import FashionOptions, NoOptions, read, share_of
-from hvd_compress.tools.compare.training import Setting, Training
 
 Batch = tuple[Any, Any]
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_compress.errors import MissingPackageError, SpecError
-from hvd_compress.tools.compare.training import Setting
+from hvd_compress.lab import Setting
 
 Arr = npt.NDArray[Any]
 

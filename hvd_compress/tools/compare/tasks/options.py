@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar
 
+from hvd_compress.core.method import check_range
+from hvd_compress.engine.spec import nearest
 from hvd_compress.errors import SpecError
-from hvd_compress.methods.base import check_range
-from hvd_compress.spec import nearest
+from hvd_compress.lab import Setting
 from hvd_compress.tools.compare.tasks.text import LEAST
-from hvd_compress.tools.compare.training import Setting
 
 Options = TypeVar("Options", bound="NoOptions")
 

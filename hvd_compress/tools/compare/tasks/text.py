@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_compress.errors import SpecError
-from hvd_compress.tools.compare.training import Setting
+from hvd_compress.lab import Setting
 
 Arr = npt.NDArray[Any]
 

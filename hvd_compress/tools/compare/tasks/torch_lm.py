@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hvd_compress.lab import Setting, Training
 from hvd_compress.tools.compare.tasks import text
 from hvd_compress.tools.compare.tasks.options import LmOptions, read, share_of
 from hvd_compress.tools.compare.tasks.text import Arr
-from hvd_compress.tools.compare.training import Setting, Training
 
 State = tuple[Tensor, Tensor]
 

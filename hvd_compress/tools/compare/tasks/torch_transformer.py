@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hvd_compress.methods.base import check_range
+from hvd_compress.core.method import check_range
+from hvd_compress.lab import Setting, Training
 from hvd_compress.tools.compare.tasks import data, text
 from hvd_compress.tools.compare.tasks.options import TransformerOptions, read, share_of
 from hvd_compress.tools.compare.tasks.text import BYTES, Arr
-from hvd_compress.tools.compare.training import Setting, Training
 
 _WARM = 0.1
 """The part of the training in which the learning rate rises."""

@@ -1,0 +1,1 @@
+"""What all adapters share: the catalogue, statistics, buckets that are tuned, and ranks within one process."""

@@ -1,0 +1,172 @@
+"""`LocalWorld`: all ranks in one process, in numpy, without Horovod; for tests and simulations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hvd_compress.core.bucketing import DEFAULT_MERGE, Gradient, Merge, Planned, advise, gradient, plan
+from hvd_compress.core.collectives import Collective, State, World
+from hvd_compress.core.router import Routable
+from hvd_compress.core.state_tree import residual_of
+from hvd_compress.engine.spec import as_router
+from hvd_compress.errors import ExchangeError, GradientError
+from hvd_compress.ops import Ops
+from hvd_compress.ops.numpy import NumpyOps
+from hvd_compress.transport.lockstep import lockstep, worlds
+
+Arr = npt.NDArray[Any]
+
+_NUMPY = NumpyOps()
+
+
+class LocalWorld:
+    """Simulation of several ranks in one process.
+
+    A dict of named gradients is treated as a model: policies choose the compressed gradients, which are merged into
+    buckets. A bare array is always compressed as a whole.
+
+    Example:
+        >>> import numpy as np
+        >>> world = LocalWorld("topk:ratio=0.5", size=2)
+        >>> world.step([np.array([1.0, 8.0]), np.array([4.0, 0.0])])[0]
+        array([2., 4.])
+
+    Args:
+        method: A method, a router, or a spec string.
+        size: Number of ranks.
+        merge: See `hvd_compress.core.bucketing.plan`.
+        ops: Primitives to compute with, of any framework; numpy by default.
+        local_size: Number of ranks on each node.
+
+    Attributes:
+        bytes_sent: Payload bytes that one rank has passed to collectives so far, including metadata.
+        bytes_across: Payload bytes of collectives between nodes only.
+        rounds: Number of collectives so far.
+        steps: Number of steps so far, without those with a non-finite gradient or sum.
+
+    Raises:
+        ExchangeError: If ``local_size`` does not divide ``size``, or one of them is below 1.
+    """
+
+    def __init__(
+        self,
+        method: Routable | str,
+        size: int,
+        merge: Merge = DEFAULT_MERGE,
+        ops: Ops | None = None,
+        local_size: int = 1,
+    ) -> None:
+        if size < 1:
+            raise ExchangeError(f"size={size} is not allowed: a world has at least 1 rank")
+        if local_size < 1 or size % local_size:
+            raise ExchangeError(f"local_size={local_size} is not allowed: it must divide size={size}")
+        self.method = as_router(method)
+        self.size = size
+        self.local_size = local_size
+        self.merge = merge
+        self.bytes_sent = self.bytes_across = self.rounds = self.steps = 0
+        self._ops: Ops = _NUMPY if ops is None else ops
+        self._gradients: list[Gradient] | None = None
+        self._plan: list[Planned] = []
+        self._states: list[list[State]] = []
+
+    def step(self, grads: Any) -> Any:
+        """Exchange one gradient per rank.
+
+        Args:
+            grads: A sequence with one array per rank, or a mapping from names to such sequences. Names, shapes and
+                dtypes (float16, float32 or float64) must be the same in each step.
+
+        Returns:
+            The compressed mean over the ranks, as each rank receives it: a list of one array per rank, or a mapping
+            from names to such lists. If any input is not finite, all results are nan. If any input or sum is not
+            finite, no state changes.
+
+        Raises:
+            GradientError: If names, shapes or dtypes differ between ranks or steps, or a dtype is not supported.
+            ExchangeError: If a collective fails; no state changes.
+        """
+        named: dict[str, Sequence[Any]] = dict(grads) if isinstance(grads, Mapping) else {"": list(grads)}
+        if any(isinstance(one, Mapping) for arrays in named.values() for one in arrays):
+            raise GradientError("pass gradients by name as {name: [array of rank 0, array of rank 1, ...]}")
+        ranks = [[np.asarray(arrays[rank]) for arrays in self._checked(named)] for rank in range(self.size)]
+        self._prepare(list(named), ranks[0], whole=not isinstance(grads, Mapping))
+
+        finite = all(np.isfinite(array).all() for arrays in ranks for array in arrays)
+        means = [[np.full_like(array, np.nan) for array in arrays] for arrays in ranks]
+        if finite:
+            states = self._exchange(ranks, means)
+            if all(np.isfinite(array).all() for arrays in means for array in arrays):
+                self._states = states
+                self.steps += 1
+        if not isinstance(grads, Mapping):
+            return [arrays[0] for arrays in means]
+        return {name: [arrays[i] for arrays in means] for i, name in enumerate(named)}
+
+    def residual(self, rank: int) -> dict[str, Arr]:
+        """Return a rank's residuals by gradient name (``""`` for a bare array); empty without error feedback."""
+        kept: dict[str, Arr] = {}
+        for planned, states in zip(self._plan, self._states, strict=True):
+            residual = residual_of(states[rank])
+            if residual is not None:
+                pieces = _NUMPY.split(np.asarray(residual), planned.bucket.sizes)
+                for i, piece in zip(planned.members, pieces, strict=True):
+                    kept[self._known[i].name] = piece.reshape(self._known[i].shape).copy()
+        return kept
+
+    @property
+    def _known(self) -> list[Gradient]:
+        assert self._gradients is not None
+        return self._gradients
+
+    def _checked(self, named: dict[str, Sequence[Any]]) -> list[Sequence[Any]]:
+        for name, arrays in named.items():
+            facts = {(np.shape(array), np.asarray(array).dtype.name) for array in arrays}
+            if len(arrays) != self.size or len(facts) != 1:
+                raise GradientError(
+                    f"gradient {name!r}: expected one array per rank ({self.size}), of equal shape and dtype;"
+                    f" got {len(arrays)} with {sorted(facts)}"
+                )
+        return list(named.values())
+
+    def _prepare(self, names: list[str], arrays: list[Arr], whole: bool) -> None:
+        gradients = [gradient(name, a.shape, a.dtype.name) for name, a in zip(names, arrays, strict=True)]
+        if self._gradients is None:
+            method = self.method.core if whole else self.method
+            advise(gradients, method, World(0, self.size, self.local_size))
+            self._plan = plan(gradients, method, self.merge)
+            self._states = [
+                [p.method.init(self._ops, p.bucket, world) for world in worlds(self.size, self.local_size)]
+                for p in self._plan
+            ]
+            self._gradients = gradients
+        elif gradients != self._gradients:
+            raise GradientError(
+                f"the gradients have changed from {self._gradients} to {gradients}: pass the same names, shapes and"
+                " dtypes in each step, or make a new LocalWorld"
+            )
+
+    def _exchange(self, ranks: list[list[Arr]], means: list[list[Arr]]) -> list[list[State]]:
+        """Fill in the means and return the new states."""
+        after: list[list[State]] = []
+        for planned, states in zip(self._plan, self._states, strict=True):
+            bucket = planned.bucket
+            xs = [np.concatenate([arrays[i].ravel() for i in planned.members]) for arrays in ranks]
+            xs = [x.astype(bucket.dtype) for x in xs]
+            results = lockstep(self._ops, planned.method, bucket, xs, states, self._count, self.local_size)
+            after.append([result.state for result in results])
+            for result, mean in zip(results, means, strict=True):
+                pieces = _NUMPY.split(np.asarray(result.total) / self.size, bucket.sizes)
+                for i, piece in zip(planned.members, pieces, strict=True):
+                    mean[i][...] = piece.reshape(mean[i].shape)
+        return after
+
+    def _count(self, message: Collective) -> None:
+        self.rounds += 1
+        self.bytes_sent += message.array.nbytes
+        if World(0, self.size, self.local_size).leaves_node(message.scope):
+            self.bytes_across += message.array.nbytes

@@ -1,0 +1,1 @@
+"""How messages travel: what all transports share, and ranks within one process."""
