@@ -138,8 +138,8 @@ def test_not_a_string() -> None:
 
 
 def test_composed_by_hand_is_described_by_its_repr() -> None:
-    method = Schedule(Dense(), (Stage(3, Half()), Stage(5, Dense())))
-    assert str(method) == repr(method)
+    router = Everywhere(Schedule(Dense(), (Stage(3, Half()), Stage(5, Dense()))))
+    assert str(router) == repr(router)
 
 
 @given(

@@ -248,9 +248,10 @@ def _remember(method: Method, o: Mapping[str, Any]) -> Method:
 
 def _check_memory(name: str, memory: Method, o: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
     """Reject options that the chosen feedback or momentum does not have."""
-    for key in MEMORY.keys() & changed.keys():
-        clips = key == "clip_norm" and o["preconditioned"]
-        if not (clips or (isinstance(memory, Wrapper) and hasattr(memory, key))):
+    for key, default in MEMORY.items():
+        clips = key == "clip_norm" and o.get("preconditioned", False)
+        known = clips or (isinstance(memory, Wrapper) and hasattr(memory, key))
+        if changed.get(key, default) != default and not known:
             raise SpecError(
                 f"{key}={written(changed[key])} has no effect for {name} with this feedback: decay and lowpass need"
                 " feedback=on, nesterov needs momentum, clip_norm needs both or preconditioned=on"

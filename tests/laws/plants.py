@@ -27,7 +27,7 @@ def discard() -> None:
 
 def clip() -> None:
     """What float16 cannot hold is sent as an infinity."""
-    for name in ("methods.cast", "wrappers.hierarchy"):
+    for name in ("methods.cast", "methods.wrappers.hierarchy"):
         module: Any = import_module(f"hvd_compress.{name}")
         module.to_half = lambda ops, x, ranks=None: ops.cast(x, "float16")
 
