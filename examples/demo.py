@@ -23,7 +23,7 @@ from rich.table import Table
 from hvd_compress.errors import ClusterError
 from hvd_compress.tools import tables
 from hvd_compress.tools.bench.distributed.results import BASELINES
-from hvd_compress.tools.bench.jobs import Where, execute
+from hvd_compress.tools.bench.jobs import LaunchSpec, execute
 from hvd_compress.tools.cluster import Cluster, become_root
 from hvd_compress.tools.terminal import remove_jobs_on_sigterm
 from hvd_compress.tools.units import UNLIMITED, number, times
@@ -33,8 +33,8 @@ FRAMEWORKS = {"PyTorch": "pytorch", "Keras": "keras"}
 METHODS = (*BASELINES, "topk:ratio=0.01", "powersgd:rank=4")
 
 RANKS = 2
-HERE = Where(0, UNLIMITED, RANKS, "gloo")
-EMULATED = Where(RANKS, "100mbit", RANKS, "gloo")
+HERE = LaunchSpec(0, UNLIMITED, RANKS, "gloo")
+EMULATED = LaunchSpec(RANKS, "100mbit", RANKS, "gloo")
 WIDE = ("--hidden", "512")
 """Options of a model of 0.5 million parameters, 3.6 times as many as by default, for the slow link."""
 WIDE_EPOCHS = 6
@@ -104,7 +104,7 @@ class Result(NamedTuple):
 Results = dict[Run, Result]
 
 
-def train(run: Run, where: Where, progress: Callable[[int], None]) -> Result:
+def train(run: Run, where: LaunchSpec, progress: Callable[[int], None]) -> Result:
     """Do a run.
 
     Args:
@@ -132,14 +132,14 @@ def train(run: Run, where: Where, progress: Callable[[int], None]) -> Result:
         return Result(**json.loads(report.read_text().splitlines()[-1]))
 
 
-def train_all(console: Console, runs: Sequence[Run], where: Where = HERE) -> Results:
+def train_all(console: Console, runs: Sequence[Run], where: LaunchSpec = HERE) -> Results:
     """Do runs, one after the other."""
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "epochs", TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_interactive) as bars:
         return {run: train_visibly(run, where, bars) for run in runs}
 
 
-def train_visibly(run: Run, where: Where, bars: Progress) -> Result:
+def train_visibly(run: Run, where: LaunchSpec, bars: Progress) -> Result:
     """Do a run under a progress bar; without a terminal, print a line at its end."""
     begin = time.monotonic()
     task = bars.add_task(f"{run.framework:7} {run.method}", total=run.epochs)
@@ -149,7 +149,7 @@ def train_visibly(run: Run, where: Where, bars: Progress) -> Result:
     return result
 
 
-def place() -> tuple[Where, str]:
+def place() -> tuple[LaunchSpec, str]:
     """Return where to train, and why that is not on emulated hosts; empty if it is."""
     try:
         with Cluster(EMULATED.hosts, EMULATED.rate):
@@ -158,7 +158,7 @@ def place() -> tuple[Where, str]:
         return HERE, str(error)
 
 
-def runs_on(where: Where) -> list[Run]:
+def runs_on(where: LaunchSpec) -> list[Run]:
     """Return all runs: with emulated hosts, of a model that is large for their link."""
     more = (WIDE, WIDE_EPOCHS) if where.hosts else ()
     return [Run(framework, spec, *more) for framework in FRAMEWORKS for spec in METHODS]
@@ -186,7 +186,7 @@ def markdown(results: Results) -> str:
     return tables.markdown([heads, *rows(results)], f"ll{'r' * (len(COLUMNS) - 2)}") + "\n"
 
 
-def show(console: Console, results: Results, where: Where) -> None:
+def show(console: Console, results: Results, where: LaunchSpec) -> None:
     """Print the table, and the times of a step as bars."""
     (epochs,) = {run.epochs for run in results}
     drawn = tables.plain(f"Handwritten digits, {RANKS} ranks, {epochs} epochs", title_justify="left")
@@ -208,7 +208,7 @@ def chart(results: Results) -> Table:
     return drawn
 
 
-def caption(where: Where) -> str:
+def caption(where: LaunchSpec) -> str:
     """Say what the times of a step mean."""
     if where.hosts:
         link = f"The ranks are on {where.hosts} emulated hosts of this machine, with a link of 100 Mbit/s between them."

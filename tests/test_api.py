@@ -13,7 +13,7 @@ from catalogue import COMPOSED, SPECS
 from hvd_compress import LocalWorld, parse
 from hvd_compress.core.bucketing import Merge
 from hvd_compress.core.router import Router
-from hvd_compress.engine.api import Catalogue, Made
+from hvd_compress.engine.api import Catalogue, CompressorBase
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
 
@@ -97,7 +97,7 @@ def test_what_is_no_method(method: Any) -> None:
             use()
 
 
-class Compressor(Made):
+class Compressor(CompressorBase):
     """One without a framework."""
 
     def __init__(self, method: Router, merge: Merge) -> None:

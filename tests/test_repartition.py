@@ -10,7 +10,7 @@ from catalogue import COMPOSED, EXAMPLES, SPECS, WARMING_UP, one_in
 from worlds import leaves, normal
 
 from hvd_compress import parse
-from hvd_compress.checkpoint.resharding import Kept, divisible, inherit
+from hvd_compress.checkpoint.resharding import BucketSnapshot, divisible, inherit
 from hvd_compress.checkpoint.state_dict import FORMAT, Saved, SavedSession, from_dict
 from hvd_compress.core.bucketing import Gradient, Merge, Planned, plan
 from hvd_compress.core.collectives import State, World
@@ -50,8 +50,10 @@ def run(planned: list[Planned], states: States, steps: range) -> States:
     return states
 
 
-def kept(planned: list[Planned], states: States, rank: int) -> list[Kept]:
-    return [Kept(p.members, p.bucket, p.method, leaves(s[rank])) for p, s in zip(planned, states, strict=True)]
+def kept(planned: list[Planned], states: States, rank: int) -> list[BucketSnapshot]:
+    return [
+        BucketSnapshot(p.members, p.bucket, p.method, leaves(s[rank])) for p, s in zip(planned, states, strict=True)
+    ]
 
 
 def changed(old: list[Planned], states: States, new: list[Planned]) -> States:

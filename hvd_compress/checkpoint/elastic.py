@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from hvd_compress.checkpoint import agreement, state_files
-from hvd_compress.checkpoint.resharding import Former, Kept, Leaves, needed_by_others, redistribute
+from hvd_compress.checkpoint.resharding import BucketSnapshot, Former, Leaves, needed_by_others, redistribute
 from hvd_compress.core.collectives import World
 from hvd_compress.core.state_tree import flatten, kinds
 from hvd_compress.ops.numpy import NumpyOps
@@ -67,7 +67,7 @@ class Membership:
         self._roll = Roll(0, 0, 0, label, 0)
 
     def meet(
-        self, world: World, steps: int, gather: Gather, facts: bytes, kept: Callable[[], Mapping[str, Kept]]
+        self, world: World, steps: int, gather: Gather, facts: bytes, kept: Callable[[], Mapping[str, BucketSnapshot]]
     ) -> Meeting | None:
         """Compare the current ranks with those of the previous step, and reshard states if they differ.
 
@@ -95,7 +95,9 @@ class Membership:
         return Meeting(first.steps, dealt, job)
 
 
-def _dealt_out(kept: Mapping[str, Kept], rolls: list[Roll], world: World, gather: Gather) -> dict[str, Leaves]:
+def _dealt_out(
+    kept: Mapping[str, BucketSnapshot], rolls: list[Roll], world: World, gather: Gather
+) -> dict[str, Leaves]:
     """Return the states of this rank, resharded from those of all survivors."""
     survivors = sorted((rank for rank, roll in enumerate(rolls) if roll.token), key=lambda rank: -rolls[rank].token)
     mine: dict[str, Leaves] = {}

@@ -103,7 +103,7 @@ def needed_by_others(leaves: Leaves, kinds: Mapping[str, Kind], first: bool) -> 
     return {path: leaf for path, leaf in leaves.items() if kinds[path].role in needed}
 
 
-class Kept(NamedTuple):
+class BucketSnapshot(NamedTuple):
     """State of a bucket on this rank.
 
     Attributes:
@@ -119,7 +119,7 @@ class Kept(NamedTuple):
     leaves: Leaves
 
 
-def inherit(fresh: Kept, formers: Sequence[Kept]) -> dict[str, Any]:
+def inherit(fresh: BucketSnapshot, formers: Sequence[BucketSnapshot]) -> dict[str, Any]:
     """Return the state of a new bucket, taken over from former buckets of the same rank.
 
     Leaves per gradient, such as residuals and low-rank factors, are taken over parameter by parameter. Counters come
@@ -143,16 +143,16 @@ def inherit(fresh: Kept, formers: Sequence[Kept]) -> dict[str, Any]:
     return leaves
 
 
-def divisible(kept: Kept) -> bool:
+def divisible(kept: BucketSnapshot) -> bool:
     """Return whether other buckets of the same parameters can `inherit` this state without loss."""
     return all(kind.per is Per.BUCKET or kind.per in _CUT for kind in _kinds(kept).values())
 
 
-def _kinds(kept: Kept) -> dict[str, Kind]:
+def _kinds(kept: BucketSnapshot) -> dict[str, Kind]:
     return kinds(kept.method.init(NumpyOps(), kept.bucket, World(0, 1)))
 
 
-def _joined(path: str, per: Per, fresh: Kept, formers: Sequence[Kept]) -> Any:
+def _joined(path: str, per: Per, fresh: BucketSnapshot, formers: Sequence[BucketSnapshot]) -> Any:
     """Return a leaf joined from the pieces of former buckets."""
     vector, places = deepcopy(fresh.leaves[path]), _places(path, per, fresh)
     for former in formers:
@@ -162,7 +162,7 @@ def _joined(path: str, per: Per, fresh: Kept, formers: Sequence[Kept]) -> Any:
     return vector
 
 
-def _places(path: str, per: Per, kept: Kept) -> dict[Any, slice]:
+def _places(path: str, per: Per, kept: BucketSnapshot) -> dict[Any, slice]:
     """Return the slice of each parameter in a leaf that can be split."""
     bucket = kept.bucket
     places = slices(bucket.sizes) if per is Per.COORDINATE else places_of(path, kept.method, bucket)

@@ -13,7 +13,7 @@ from hvd_compress.core.collectives import World
 _LOG = logging.getLogger("hvd_compress")
 
 
-class Saving:
+class SaveLoadMixin:
     """Mixin for compressors that save their state to files, one per rank."""
 
     _last: state_files.Written | None = None

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeAlias
 import numpy as np
 
 from hvd_compress.checkpoint.agreement import unwrapped
-from hvd_compress.checkpoint.resharding import Former, Kept, Leaves, redistribute
+from hvd_compress.checkpoint.resharding import BucketSnapshot, Former, Leaves, redistribute
 from hvd_compress.core.bucketing import PRECISION, Gradient, Merge, check_merge
 from hvd_compress.core.collectives import World
 from hvd_compress.core.state_tree import Kind, Per, Role, kinds
@@ -208,7 +208,7 @@ class Restorable(Protocol):
     def gradients(self) -> Sequence[Gradient]:
         """Its parameters; empty if its name alone tells whose states are its own."""
 
-    def by_bucket(self, saved: SavedSession | None = None) -> Mapping[str, Kept]:
+    def by_bucket(self, saved: SavedSession | None = None) -> Mapping[str, BucketSnapshot]:
         """Return the states of all buckets, or initial states for the buckets of a saved state.
 
         Raises:
@@ -219,7 +219,7 @@ class Restorable(Protocol):
         """Restore states that have been checked; if they are of other parameters, those that both have."""
 
 
-class Loaded:
+class PendingStates:
     """Loaded states that wait for their optimizers."""
 
     def __init__(self) -> None:
@@ -244,7 +244,7 @@ class Loaded:
         """Return the names of the sessions with waiting states."""
         return {name for saved in self._saved for name in saved.sessions} - self._taken.keys()
 
-    def find(self, name: str, fresh: Mapping[str, Kept], world: World) -> SavedSession | None:
+    def find(self, name: str, fresh: Mapping[str, BucketSnapshot], world: World) -> SavedSession | None:
         """Return the waiting state of a session; None if there is none.
 
         Raises:
@@ -364,7 +364,7 @@ def _some(gradients: Sequence[Gradient]) -> str:
     return f"{len(gradients)} parameters ({names}{', ...' if len(gradients) > 3 else ''})"
 
 
-def restored(saved: Sequence[Saved], name: str, fresh: Mapping[str, Kept], world: World) -> SavedSession:
+def restored(saved: Sequence[Saved], name: str, fresh: Mapping[str, BucketSnapshot], world: World) -> SavedSession:
     """Return the state of a session on this rank, made from the saved states of one or all ranks.
 
     If the world size has changed, each rank inherits from the former ranks that equal its own modulo the current size.
@@ -414,7 +414,7 @@ def restored(saved: Sequence[Saved], name: str, fresh: Mapping[str, Kept], world
     return first._replace(rank=world.rank, size=world.size, buckets=buckets, local_size=world.local_size)
 
 
-def _own(saved: SavedSession, key: str, kept: Kept, kinds: Mapping[str, Kind], world: World) -> Leaves:
+def _own(saved: SavedSession, key: str, kept: BucketSnapshot, kinds: Mapping[str, Kind], world: World) -> Leaves:
     """Return the leaves of a bucket of the same rank; what belongs to a part of the bucket, only on the same nodes."""
     if saved.local_size == world.local_size:
         return saved.buckets[key]

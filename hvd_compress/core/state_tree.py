@@ -58,8 +58,8 @@ class Kind(NamedTuple):
 Residual: TypeAlias = Annotated[Any, Kind(Role.OWN, Per.COORDINATE, residual=True)]
 Own: TypeAlias = Annotated[Any, Kind(Role.OWN, Per.COORDINATE)]
 Total: TypeAlias = Annotated[Any, Kind(Role.TOTAL, Per.COORDINATE)]
-Passing: TypeAlias = Annotated[Any, Kind(Role.PASSING, Per.COORDINATE)]
-Served: TypeAlias = Annotated[Any, Kind(Role.SERVED, Per.PART)]
+PerWorld: TypeAlias = Annotated[Any, Kind(Role.PASSING, Per.COORDINATE)]
+ServerShard: TypeAlias = Annotated[Any, Kind(Role.SERVED, Per.PART)]
 Vector: TypeAlias = Annotated[Any, Kind(Role.SHARED, Per.COORDINATE)]
 Factors: TypeAlias = Annotated[Any, Kind(Role.SHARED, Per.GRADIENT)]
 Measurement: TypeAlias = Annotated[Any, Kind(Role.MEASURED)]
@@ -70,7 +70,7 @@ PrivateCode: TypeAlias = Annotated[Any, Kind(Role.PRIVATE, Per.WHOLE)]
 ServedCode: TypeAlias = Annotated[Any, Kind(Role.PASSING, Per.PART)]
 
 OF_PART = Kind(Role.PASSING, Per.WHOLE, within=Per.WHOLE)
-Within: TypeAlias = Annotated[Any, OF_PART]
+NodePart: TypeAlias = Annotated[Any, OF_PART]
 """State of a method that has a part of the bucket: of its leaves, only counters can be resharded."""
 
 

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hvd_compress.checkpoint import agreement
-from hvd_compress.checkpoint.resharding import Kept
+from hvd_compress.checkpoint.resharding import BucketSnapshot
 from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint, refuse_other_parameters, same_parameters
 from hvd_compress.core.bucketing import Gradient
 from hvd_compress.core.collectives import AllGather, AllReduce, State, World
 from hvd_compress.core.method import Method, ReduceScattered
 from hvd_compress.core.state_tree import Per, kinds
 from hvd_compress.distributed.sharded_buckets import GroupBuckets, Part
-from hvd_compress.distributed.sharded_groups import Group, groups_of
+from hvd_compress.distributed.sharded_groups import FSDPUnit, groups_of
 from hvd_compress.distributed.sharded_hooks import CompressedAllReduce, CompressedReduceScatter, watch
 from hvd_compress.distributed.sharded_step import Step
 from hvd_compress.distributed.transport import GroupTransport
@@ -34,7 +34,7 @@ from hvd_compress.ops.torch_devices import exactly
 from hvd_compress.torch.backward import at_end_of_backward
 from hvd_compress.torch.bucket_state import BucketState
 from hvd_compress.torch.handshake import Handshake, place_of
-from hvd_compress.torch.reducer import Common
+from hvd_compress.torch.reducer import EngineSettings
 from hvd_compress.torch.updates import UpdateWatch
 from hvd_compress.transport.protocol import InFlight
 
@@ -53,7 +53,7 @@ class Scheme(NamedTuple):
     replicas: dist.ProcessGroup | None
     op: str
 
-    def ranks(self, group: Group) -> dist.ProcessGroup:
+    def ranks(self, group: FSDPUnit) -> dist.ProcessGroup:
         """Return the ranks over which the gradients of a group are summed with compression."""
         return group.process_group if self.replicas is None else self.replicas
 
@@ -94,7 +94,7 @@ class ShardedReducer:
     _watch: RemovableHandle
 
     def __init__(
-        self, common: Common, model: nn.Module, scheme: Scheme, begins: Callable[[ShardedReducer], object]
+        self, common: EngineSettings, model: nn.Module, scheme: Scheme, begins: Callable[[ShardedReducer], object]
     ) -> None:
         self.steps = self.job = 0
         self.model = weakref.ref(model)
@@ -109,7 +109,7 @@ class ShardedReducer:
         self._updates: UpdateWatch | None = None
         self._agreed = self._connected = False
 
-    def _made(self, group: Group) -> GroupBuckets:
+    def _made(self, group: FSDPUnit) -> GroupBuckets:
         """Return the buckets of a group; its largest trainable parameter decides on the method."""
         trained = [one for one in group.parameters if one.trains] or group.parameters
         largest = max(trained, key=lambda one: math.prod(one.shape))
@@ -360,7 +360,7 @@ class ShardedReducer:
             process_set=self.transport.members,
         )
 
-    def by_bucket(self, saved: SavedSession | None = None) -> dict[str, Kept]:
+    def by_bucket(self, saved: SavedSession | None = None) -> dict[str, BucketSnapshot]:
         """Return the states of all buckets, or initial states for the buckets of a saved state.
 
         Raises:
@@ -381,7 +381,7 @@ class ShardedReducer:
             )
         return found
 
-    def _fresh(self, keys: Iterable[str]) -> dict[str, Kept]:
+    def _fresh(self, keys: Iterable[str]) -> dict[str, BucketSnapshot]:
         """Return initial states of those buckets that may be of this model."""
         return {key: fresh for key in keys for buckets in self._buckets if (fresh := buckets.fresh(key)) is not None}
 
@@ -393,7 +393,7 @@ class ShardedReducer:
         self._step, self._agreed = None, False
 
 
-def _stateless(kept: Kept) -> bool:
+def _stateless(kept: BucketSnapshot) -> bool:
     """Return whether a state has nothing but numbers, which do not depend on the number of ranks."""
     state = kept.method.init(NumpyOps(), kept.bucket, World(0, 1))
     return all(kind.per is Per.BUCKET for kind in kinds(state).values())

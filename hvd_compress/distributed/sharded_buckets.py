@@ -9,14 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hvd_compress.checkpoint.resharding import Kept, Leaves, inherit
+from hvd_compress.checkpoint.resharding import BucketSnapshot, Leaves, inherit
 from hvd_compress.checkpoint.state_dict import Buckets
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.bucketing import Planned, gradient
 from hvd_compress.core.collectives import World
 from hvd_compress.core.method import Method
 from hvd_compress.core.state_tree import flatten
-from hvd_compress.distributed.sharded_groups import Group
+from hvd_compress.distributed.sharded_groups import FSDPUnit
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.torch.bucket_state import BucketState
 
@@ -51,7 +51,7 @@ class GroupBuckets:
         rows: Number of parts.
     """
 
-    def __init__(self, group: Group, method: Method, world: World, rows: int) -> None:
+    def __init__(self, group: FSDPUnit, method: Method, world: World, rows: int) -> None:
         self.group, self.rows = group, rows
         self._method, self._world = method, world
         self._parts: list[Part] = []
@@ -83,11 +83,11 @@ class GroupBuckets:
             half.bucket.write(inherit(self._kept(half.members, half.bucket.read()), [former]))
         return new[0]
 
-    def _kept(self, members: Sequence[int], leaves: Leaves) -> Kept:
+    def _kept(self, members: Sequence[int], leaves: Leaves) -> BucketSnapshot:
         """Return a state as one that is divided by the ranks that receive shards, and by parameters."""
         names = [self.group.parameters[member].name for member in members]
         bucket, method, _ = self._planned(members)
-        return Kept(list(product(range(self.rows), names)), bucket, method, leaves)
+        return BucketSnapshot(list(product(range(self.rows), names)), bucket, method, leaves)
 
     def _planned(self, members: Sequence[int]) -> Planned:
         parameters = [self.group.parameters[member] for member in members]
@@ -112,7 +112,7 @@ class GroupBuckets:
         members = tuple(map(int, positions.split(",")))
         return members if set(members) <= set(everything) else None
 
-    def fresh(self, key: str) -> Kept | None:
+    def fresh(self, key: str) -> BucketSnapshot | None:
         """Return the initial state of a bucket; None if it is no bucket of this group."""
         members = self.members(key)
         if members is None:

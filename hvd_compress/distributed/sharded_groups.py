@@ -39,7 +39,7 @@ class ShardedParameter(NamedTuple):
         return math.prod(self.shard)
 
 
-class Group(NamedTuple):
+class FSDPUnit(NamedTuple):
     """Parameters whose gradients FSDP reduces together: those of one call of ``fully_shard``.
 
     It keeps nothing of the model alive.
@@ -101,7 +101,7 @@ class Group(NamedTuple):
         return [gradient(one.name, one.shape, one.dtype) for one in self.parameters if one.trains]
 
 
-def groups_of(model: nn.Module) -> list[Group]:
+def groups_of(model: nn.Module) -> list[FSDPUnit]:
     """Return the groups of a model.
 
     Raises:
@@ -147,8 +147,8 @@ def _fsdp_groups(model: nn.Module) -> Iterator[Any]:
         yield from groups
 
 
-def _group(group: Any, names: dict[int, str]) -> Group:
-    return Group(
+def _group(group: Any, names: dict[int, str]) -> FSDPUnit:
+    return FSDPUnit(
         next(names[id(module)] for module in group.modules if id(module) in names),
         [_parameter(one, names) for one in group.fsdp_params],
         weakref.ref(group),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hvd_compress.distributed.sharded_groups import Group
+from hvd_compress.distributed.sharded_groups import FSDPUnit
 from hvd_compress.torch.backward import at_end_of_backward
 from hvd_compress.torch.bucket_state import BucketState
 
@@ -30,7 +30,7 @@ class Step:
         self._peaks: list[tuple[int, float | Tensor]] = []
         self._awaited: set[tuple[int, int]] = set()
 
-    def ends_with(self, group: Group, end: Callable[[], None]) -> None:
+    def ends_with(self, group: FSDPUnit, end: Callable[[], None]) -> None:
         """Call a function at the end of the running backward pass, if FSDP finalises it."""
         place = torch._C._current_graph_task_id(), id(group.backward)
         if group.in_backward and place not in self._awaited:

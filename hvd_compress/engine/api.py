@@ -21,7 +21,7 @@ from hvd_compress.methods.wrappers.router import Selective, by_name, phases
 _LOG = logging.getLogger("hvd_compress")
 
 C = TypeVar("C")
-S = TypeVar("S", bound="Made")
+S = TypeVar("S", bound="CompressorBase")
 
 
 class Factory(Generic[C]):
@@ -112,7 +112,7 @@ def _warn_of_growth(router: Router) -> None:
         )
 
 
-class Made:
+class CompressorBase:
     """Base class of all compressors.
 
     A compressor is pickled as its method and its ``merge``, without its state, so Ray and ``horovod.run`` can send it
@@ -129,7 +129,9 @@ class Made:
             SpecError: If it is another one: a compressor does not change.
         """
         declared = any(name in vars(cls).get("__annotations__", ()) for cls in type(self).__mro__)
-        if not name.startswith("_") and (not declared or (name in Made.__annotations__ and name in vars(self))):
+        if not name.startswith("_") and (
+            not declared or (name in CompressorBase.__annotations__ and name in vars(self))
+        ):
             raise SpecError(
                 f"{name}={short(value)} cannot be set on a compressor, which does not change: make a new one, or let"
                 " Compression.phases({0: ..., 1000: ...}) change the method at a step"

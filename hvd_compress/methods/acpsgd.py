@@ -12,7 +12,7 @@ from hvd_compress.core.state_tree import Factors
 from hvd_compress.methods.lowrank import LowRank, flat
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array
-from hvd_compress.ops.totals import Products
+from hvd_compress.ops.totals import LowRankSum
 
 
 class ACPSGDState(NamedTuple):
@@ -73,7 +73,7 @@ class ACPSGD(LowRank):
             qs = [ops.orthogonalise(q) for q in self.right(ops, bucket, state.q)]
             mine = [ops.project(m, q) for m, q in zip(ms, qs, strict=True)]
             p = yield AllReduce(flat(ops, mine))
-            total = Products(self.left(ops, bucket, p), qs)
+            total = LowRankSum(self.left(ops, bucket, p), qs)
             rest = ops.subtract_products(x, mine, qs) if keep else None
             return Exchange(total, ACPSGDState(state.step + 1, p / world.size, flat(ops, qs)), rest)
 
@@ -81,7 +81,7 @@ class ACPSGD(LowRank):
             ps = [ops.orthogonalise(p) for p in self.left(ops, bucket, state.p)]
             mine = [ops.project_back(m, p) for m, p in zip(ms, ps, strict=True)]
             q = yield AllReduce(flat(ops, mine))
-            total = Products(ps, self.right(ops, bucket, q))
+            total = LowRankSum(ps, self.right(ops, bucket, q))
             rest = ops.subtract_products(x, ps, mine) if keep else None
             return Exchange(total, ACPSGDState(state.step + 1, flat(ops, ps), q / world.size), rest)
 

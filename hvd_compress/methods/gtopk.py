@@ -10,7 +10,7 @@ from hvd_compress.methods.topk import TopK
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.code import count
-from hvd_compress.ops.totals import Scattered, Total, dense
+from hvd_compress.ops.totals import EncodedSum, SparseSum, dense
 
 
 @register
@@ -45,10 +45,10 @@ class GTopK(TopK):
     def bound(self) -> float | None:
         return None
 
-    def combine(self, ops: Ops, bucket: Bucket, pieces: list[tuple[Array, Array]]) -> Total:
+    def combine(self, ops: Ops, bucket: Bucket, pieces: list[tuple[Array, Array]]) -> EncodedSum:
         winners = self._merge(ops, bucket, pieces)
         summed = ops.scatter_sum(bucket.numel, bucket.dtype, pieces)
-        return dense(ops, Scattered([(winners, ops.take(summed, winners))], bucket.numel, bucket.dtype))
+        return dense(ops, SparseSum([(winners, ops.take(summed, winners))], bucket.numel, bucket.dtype))
 
     def _merge(self, ops: Ops, bucket: Bucket, chosen: list[tuple[Array, Array]]) -> Array:
         """Merge neighbours until one set remains, and return its indices."""
@@ -62,6 +62,6 @@ class GTopK(TopK):
             chosen = [*merged, *(chosen[-1:] if len(chosen) % 2 else [])]
         return chosen[0][0]
 
-    def counted(self, ops: Ops, total: Total, indices: Array, values: Array) -> Array:
+    def counted(self, ops: Ops, total: EncodedSum, indices: Array, values: Array) -> Array:
         # A coordinate of S whose contributions cancel to zero counts as not sent, which loses nothing.
         return values * ops.cast(ops.take(total, indices) != 0, ops.dtype(values))

@@ -12,7 +12,7 @@ from hvd_compress.core.state_tree import Factors
 from hvd_compress.methods.lowrank import LowRank, flat
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array
-from hvd_compress.ops.totals import Products
+from hvd_compress.ops.totals import LowRankSum
 
 
 class PowerSGDState(NamedTuple):
@@ -83,6 +83,6 @@ class PowerSGD(LowRank):
             mine = [ops.project_back(m, p) for m, p in zip(ms, ps, strict=True)]
             q = yield AllReduce(flat(ops, mine))
 
-        total = Products(ps, self.right(ops, bucket, q))
+        total = LowRankSum(ps, self.right(ops, bucket, q))
         left = ops.subtract_products(x, ps, mine) if keep else None
         return Exchange(total, PowerSGDState(q / world.size), left)

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, NamedTuple
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllGather, AllToAll, Collective, Exchange, Exchanging, World
 from hvd_compress.core.method import Method
-from hvd_compress.core.state_tree import Served
+from hvd_compress.core.state_tree import ServerShard
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.code import Code
-from hvd_compress.ops.totals import Coded, coded
+from hvd_compress.ops.totals import QuantizedSum, quantized_sum
 
 
 class QuantisedState(NamedTuple):
@@ -26,7 +26,7 @@ class QuantisedState(NamedTuple):
     """
 
     step: int | Array
-    served: Served
+    served: ServerShard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class Quantised(Method):
             data, left = ops.quantise(x, self.code, seed, keep)
             del x  # frees the memory that the sum will take
             rows = yield AllGather(data)
-            total = coded(ops, rows, self.code, bucket.numel, bucket.numel, bucket.dtype)
+            total = quantized_sum(ops, rows, self.code, bucket.numel, bucket.numel, bucket.dtype)
             return Exchange(total, QuantisedState(state.step + 1, ()), left)
 
         kept = state.served
@@ -145,7 +145,7 @@ def sum_part(ops: Ops, bucket: Bucket, codes: Array, world: World, code: Code) -
 
 def two_step(
     ops: Ops, bucket: Bucket, codes: Array, world: World, code: Code, serve: Callable[[Array], Array]
-) -> Generator[Collective, Any, Coded]:
+) -> Generator[Collective, Any, QuantizedSum]:
     """Sum with each rank as the server of a shard: an alltoall of codes, then an allgather of the encoded sums.
 
     Args:
@@ -162,4 +162,4 @@ def two_step(
     part = part_size(bucket, world.size)
     total = yield from sum_part(ops, bucket, codes, world, code)
     answers = yield AllGather(serve(total))
-    return coded(ops, answers, code, part, bucket.numel, bucket.dtype, join=True)
+    return quantized_sum(ops, answers, code, part, bucket.numel, bucket.dtype, join=True)

@@ -12,7 +12,7 @@ from hvd_compress.core.method import Counted, Example, Method, check_range, regi
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.code import count
-from hvd_compress.ops.totals import Scattered
+from hvd_compress.ops.totals import SparseSum
 
 
 @register
@@ -83,6 +83,6 @@ class RandomK(Method):
             values = values * ops.cast(lengths, bucket.dtype)
         summed = yield AllReduce(values)
 
-        total = Scattered([(indices, summed)], bucket.numel, bucket.dtype)
+        total = SparseSum([(indices, summed)], bucket.numel, bucket.dtype)
         left = ops.put(x, indices, 0.0) if keep else None
         return Exchange(total, Counted(state.step + 1), left, Chosen(indices))

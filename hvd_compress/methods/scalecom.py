@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Chosen, Exchange, Exchanging, World
 from hvd_compress.core.method import Counted, Example, Method, check_range, register
-from hvd_compress.methods.sparse import within
+from hvd_compress.methods.sparse import check_indices
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.code import count
-from hvd_compress.ops.totals import Scattered
+from hvd_compress.ops.totals import SparseSum
 
 
 @register
@@ -68,8 +68,8 @@ class ScaleCom(Method):
             lambda: ops.cast(ops.top_indices(x, k), "int32"),
             lambda: ops.zeros((k,), "int32"),
         )
-        indices = within(ops, ops.cast((yield AllReduce(indices)), "int64"), bucket, "the leader")
+        indices = check_indices(ops, ops.cast((yield AllReduce(indices)), "int64"), bucket, "the leader")
         summed = yield AllReduce(ops.take(x, indices))
-        total = Scattered([(indices, summed)], bucket.numel, bucket.dtype)
+        total = SparseSum([(indices, summed)], bucket.numel, bucket.dtype)
         left = ops.put(x, indices, 0.0) if keep else None
         return Exchange(total, Counted(state.step + 1), left, Chosen(indices))

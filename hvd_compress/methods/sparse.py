@@ -14,7 +14,7 @@ from hvd_compress.core.collectives import AllGather, Chosen, Exchange, Exchangin
 from hvd_compress.core.method import Method, check_range
 from hvd_compress.ops import DAMAGED, Ops
 from hvd_compress.ops.arrays import Array
-from hvd_compress.ops.totals import Scattered, Total
+from hvd_compress.ops.totals import EncodedSum, SparseSum
 
 HALF_MAX = 65504.0
 """Largest finite float16."""
@@ -56,13 +56,13 @@ class Sparse(Method):
     def select(self, ops: Ops, bucket: Bucket, x: Array, state: State) -> tuple[Array, State]:
         """Return the ascending indices of the coordinates to send, and the next state."""
 
-    def combine(self, ops: Ops, bucket: Bucket, pieces: list[tuple[Array, Array]]) -> Total:
+    def combine(self, ops: Ops, bucket: Bucket, pieces: list[tuple[Array, Array]]) -> EncodedSum:
         """Sum the indices and values of all ranks.
 
         Ranks are added one after another. Within a rank indices are unique, so the order of additions is fixed.
         """
         del ops
-        return Scattered(pieces, bucket.numel, bucket.dtype)
+        return SparseSum(pieces, bucket.numel, bucket.dtype)
 
     def exchange(
         self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
@@ -71,7 +71,7 @@ class Sparse(Method):
         values = ops.take(x, indices)
         if self.values == "fp16":
             values = ops.cast(ops.clip(values, -HALF_MAX, HALF_MAX), "float16")
-        wire = wire_of(bucket, ops.dtype(values))
+        wire = sparse_layout(bucket, ops.dtype(values))
         parts = ragged(ops, wire, indices, values) if self.ragged else wire.write(ops, indices, values)
         everyone = yield AllGather(ops.to_bytes(*parts), ragged=self.ragged)
 
@@ -80,7 +80,7 @@ class Sparse(Method):
         else:
             pieces = [wire.read(ops, everyone[rank], int(values.shape[0])) for rank in range(world.size)]
         senders = (f"rank {rank}" for rank in range(world.size))
-        pieces = [(within(ops, i, bucket, who), v) for (i, v), who in zip(pieces, senders, strict=True)]
+        pieces = [(check_indices(ops, i, bucket, who), v) for (i, v), who in zip(pieces, senders, strict=True)]
         total = self.combine(ops, bucket, pieces)
         left = None
         if keep:
@@ -88,19 +88,19 @@ class Sparse(Method):
             left = ops.put(x, indices, ops.take(x, indices) - counted)
         return Exchange(total, state, left, Chosen(indices))
 
-    def counted(self, ops: Ops, total: Total, indices: Array, values: Array) -> Array:
+    def counted(self, ops: Ops, total: EncodedSum, indices: Array, values: Array) -> Array:
         """Return the part of this rank's values that the sum includes."""
         del ops, total, indices
         return values
 
 
-def within(ops: Ops, indices: Array, bucket: Bucket, sender: str) -> Array:
+def check_indices(ops: Ops, indices: Array, bucket: Bucket, sender: str) -> Array:
     """Return received indices after checking that they ascend and are within the bucket."""
     message = f"{sender} sent indices that do not ascend within 0 .. {bucket.numel - 1} of bucket {bucket.key!r}"
     return ops.check(indices, ops.ascending(indices, bucket.numel), f"{message}; {DAMAGED}")
 
 
-class Wire(NamedTuple):
+class SparseLayout(NamedTuple):
     """Byte layout of indices and values.
 
     Attributes:
@@ -129,17 +129,17 @@ class Wire(NamedTuple):
         return indices, values
 
 
-def wire_of(bucket: Bucket, values: str) -> Wire:
+def sparse_layout(bucket: Bucket, values: str) -> SparseLayout:
     """Return the layout of indices of a bucket and their values."""
-    return Wire(-(-bucket.numel // PAGE), values)
+    return SparseLayout(-(-bucket.numel // PAGE), values)
 
 
-def ragged(ops: Ops, wire: Wire, indices: Array, values: Array) -> list[Array]:
+def ragged(ops: Ops, wire: SparseLayout, indices: Array, values: Array) -> list[Array]:
     """Return the arrays to send, with the number of indices first."""
     return [ops.reshape(ops.cast(ops.size(indices), "int32"), (1,)), *wire.write(ops, indices, values)]
 
 
-def read_ragged(ops: Ops, data: Array, wires: Sequence[Wire]) -> Iterator[tuple[Array, Array]]:
+def read_ragged(ops: Ops, data: Array, wires: Sequence[SparseLayout]) -> Iterator[tuple[Array, Array]]:
     """Yield indices and values, given the concatenation of what `ragged` returned for each of them."""
     for number, wire in enumerate(wires, start=1):
         width = np.dtype(wire.values).itemsize + 2

@@ -9,8 +9,8 @@ import numpy as np
 from mpi4py import MPI
 
 from hvd_compress.checkpoint import agreement
-from hvd_compress.checkpoint.saving import Saving
-from hvd_compress.checkpoint.state_dict import Loaded, Saved, from_dict, to_dict
+from hvd_compress.checkpoint.saving import SaveLoadMixin
+from hvd_compress.checkpoint.state_dict import PendingStates, Saved, from_dict, to_dict
 from hvd_compress.core.bucketing import DEFAULT_MERGE, Gradient, Merge, check_merge, gradient
 from hvd_compress.core.collectives import World
 from hvd_compress.core.router import Routable
@@ -25,7 +25,7 @@ _SOUND, _SPOILT, _NEW, _REFUSED = range(4)
 """Status of a rank's gradients before the exchange; the worst status of all ranks counts."""
 
 
-class Aggregator(Saving):
+class Aggregator(SaveLoadMixin):
     """Means of numpy arrays over the ranks of an MPI communicator, compressed on their way.
 
     A dict of named gradients is treated as a model: policies choose what is compressed, and tensors are merged. A bare
@@ -57,7 +57,7 @@ class Aggregator(Saving):
         self._meter = Meter()
         self._transport = MPITransport(comm, self._meter, None if self.method.hierarchical else 1)
         self._session: Session | None = None
-        self._loaded = Loaded()
+        self._loaded = PendingStates()
         self._agreed = False
         self._restored = ""
 
@@ -139,7 +139,7 @@ class Aggregator(Saving):
         """Make sure that all ranks have the same method and gradients, and go on from the same saved state."""
         facts = agreement.describe(method, self.merge, session.gradients, self._transport.world, self._restored)
         session.job = agreement.check(self._transport.gather_bytes(facts))
-        self._session, self._loaded = session, Loaded()
+        self._session, self._loaded = session, PendingStates()
         self._agreed, self._restored = True, ""
 
     def _fitting(self, gradients: list[Gradient], method: Routable) -> Session:
@@ -194,14 +194,14 @@ class Aggregator(Saving):
         return self._loaded.join(str(self.method), self._transport.world, sessions)
 
     def _load(self, saved: list[Saved]) -> None:
-        loaded = Loaded()
+        loaded = PendingStates()
         loaded.put(saved, str(self.method))
         if self._session is None:
             self._loaded = loaded
         else:
             self._restore(self._session, loaded)
 
-    def _restore(self, session: Session, loaded: Loaded) -> None:
+    def _restore(self, session: Session, loaded: PendingStates) -> None:
         """Restore the loaded state of a session, if any; the ranks compare it in their next step."""
         if not loaded.names():
             return

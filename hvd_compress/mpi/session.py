@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hvd_compress.checkpoint import agreement
-from hvd_compress.checkpoint.resharding import Kept
+from hvd_compress.checkpoint.resharding import BucketSnapshot
 from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint
 from hvd_compress.core.bucketing import Gradient, Merge, Planned, advise, plan
 from hvd_compress.core.collectives import Exchange, State
@@ -88,10 +88,10 @@ class Session:
                     kept[self.gradients[i].name] = piece.reshape(self.gradients[i].shape).copy()
         return kept
 
-    def kept(self) -> dict[str, Kept]:
+    def kept(self) -> dict[str, BucketSnapshot]:
         """The states of all buckets."""
         return {
-            planned.bucket.key: Kept(
+            planned.bucket.key: BucketSnapshot(
                 [self.gradients[i].name for i in planned.members], planned.bucket, planned.method, flatten(state)
             )
             for planned, state in zip(self._plan, self.states, strict=True)

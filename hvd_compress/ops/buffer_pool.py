@@ -16,7 +16,7 @@ _FREE = 2
 """Reference count of an unused array: the attribute, and the argument of ``sys.getrefcount``."""
 
 
-class Spare:
+class BufferPool:
     """Pool of one float32 array, which is reused once nothing refers to it any more."""
 
     def __init__(self) -> None:

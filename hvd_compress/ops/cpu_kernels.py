@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_compress.ops.arrays import Array
-from hvd_compress.ops.buffer_pool import Spare
+from hvd_compress.ops.buffer_pool import BufferPool
 from hvd_compress.ops.code import Code
 from hvd_compress.ops.kernels import cpu
 from hvd_compress.ops.lanes import lanes_of
 from hvd_compress.ops.moments import Sides
 from hvd_compress.ops.packing import packed_size
-from hvd_compress.ops.reference import Composed
+from hvd_compress.ops.reference import ReferenceOps
 from hvd_compress.ops.sketch import Sketch
 
 Arr: TypeAlias = npt.NDArray[Any]
@@ -25,10 +25,10 @@ Out: TypeAlias = tuple[str, tuple[int | None, ...]]
 """Dtype and shape of a result; None for a length that depends on the data."""
 
 
-_SPARE = Spare()
+_SPARE = BufferPool()
 
 
-class OnHost(Composed):
+class HostOps(ReferenceOps):
     """Primitives that always run on the host, by CPU kernels. See `hvd_compress.ops.Ops`."""
 
     def rehearse_sketch(self, sketch: Sketch, union: Array, keys: Array) -> Array:
@@ -42,7 +42,7 @@ class OnHost(Composed):
         return self.on_host(partial(cpu.read_sketch, sketch), sketch.dtype, shape, union, key, peak, sums)
 
 
-class Compiled(OnHost):
+class CpuKernelOps(HostOps):
     """Primitives by CPU kernels. See `hvd_compress.ops.Ops`; subclasses give numpy access to a framework's arrays."""
 
     in_place: ClassVar[bool] = True

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_compress.ops.kernels import cpu
-from hvd_compress.ops.totals import Coded, Scattered
+from hvd_compress.ops.totals import QuantizedSum, SparseSum
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -50,14 +50,14 @@ class Places(NamedTuple):
         return cpu.deliver(part, starts - first, self.addresses[here] + 4 * (starts - begins), ends - starts, factor)
 
 
-def deliver_parts(total: Scattered | Coded, pieces: Sequence[tuple[slice, Any]], factor: float) -> bool:
+def deliver_parts(total: SparseSum | QuantizedSum, pieces: Sequence[tuple[slice, Any]], factor: float) -> bool:
     """Decode a float32 sum, and write its pieces, times a factor, to contiguous CPU tensors.
 
     Returns:
         Whether all that was written is finite.
     """
     finite = True
-    decode, places = _Scatter(total) if isinstance(total, Scattered) else _Decode(total), Places.of(pieces)
+    decode, places = _Scatter(total) if isinstance(total, SparseSum) else _Decode(total), Places.of(pieces)
     memory = np.empty(min(PART, total.size), np.float32)
     for first in range(0, total.size, PART):
         part = memory[: min(PART, total.size - first)]
@@ -67,7 +67,7 @@ def deliver_parts(total: Scattered | Coded, pieces: Sequence[tuple[slice, Any]],
 
 
 class _Scatter:
-    def __init__(self, total: Scattered) -> None:
+    def __init__(self, total: SparseSum) -> None:
         self._pieces = [(indices.numpy(), values.float().numpy()) for indices, values in total.pieces]
 
     def __call__(self, out: Floats, first: int) -> None:
@@ -78,7 +78,7 @@ class _Scatter:
 
 
 class _Decode:
-    def __init__(self, total: Coded) -> None:
+    def __init__(self, total: QuantizedSum) -> None:
         self._rows = total.rows.contiguous().numpy()
         self._how = total.code, total.n, total.join
 

@@ -13,12 +13,12 @@ from hvd_compress.errors import ExchangeError
 from hvd_compress.ops import mix_seed, wrong_length
 from hvd_compress.ops.arrays import Shape
 from hvd_compress.ops.hashing import hash_indices
-from hvd_compress.ops.reference import Composed
+from hvd_compress.ops.reference import ReferenceOps
 
 Arr = npt.NDArray[Any]
 
 
-class NumpyOps(Composed):
+class NumpyOps(ReferenceOps):
     """Primitives in numpy. See `hvd_compress.ops.Ops`."""
 
     name = "numpy"

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from hvd_compress.ops.cpu_kernels import Arr, Compiled, Out
+from hvd_compress.ops.cpu_kernels import Arr, CpuKernelOps, Out
 from hvd_compress.ops.numpy import NumpyOps
 
 
-class NumpyCompiledOps(Compiled, NumpyOps):
+class NumpyCompiledOps(CpuKernelOps, NumpyOps):
     """Primitives in numpy with CPU kernels. See `hvd_compress.ops.Ops`."""
 
     def call(self, function: Callable[..., Sequence[Arr]], outs: Sequence[Out], *arrays: Any) -> list[Arr]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hvd_compress.ops.sketch import Sketch
 
 
-class Composed(Ops):
+class ReferenceOps(Ops):
     """Compositions of other primitives. See `hvd_compress.ops.Ops`."""
 
     def add(self, x: Array, y: Array) -> Array:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from hvd_compress.errors import ExchangeError
 from hvd_compress.ops import KEY, MASK, MIX, wrong_length
 from hvd_compress.ops.arrays import Shape
-from hvd_compress.ops.cpu_kernels import Compiled, OnHost, Out
+from hvd_compress.ops.cpu_kernels import CpuKernelOps, HostOps, Out
 from hvd_compress.ops.kernels import cpu
 
 Tensor: TypeAlias = Any
@@ -21,7 +21,7 @@ _ALIGNMENT = 64
 """Alignment in bytes; TensorFlow copies numpy arrays that are not aligned to it."""
 
 
-class TensorFlowOps(OnHost):
+class TensorFlowOps(HostOps):
     """Primitives in TensorFlow. See `hvd_compress.ops.Ops`; steps and seeds may be int64 scalars of the graph."""
 
     name = "tensorflow"
@@ -203,7 +203,7 @@ class TensorFlowOps(OnHost):
         return tf.ensure_shape(result, shape)
 
 
-class TensorFlowCpuOps(Compiled, TensorFlowOps):
+class TensorFlowCpuOps(CpuKernelOps, TensorFlowOps):
     """Primitives with CPU kernels, which a graph calls through `tf.numpy_function`."""
 
     in_place = False

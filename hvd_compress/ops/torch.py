@@ -15,13 +15,13 @@ from torch import Tensor
 from hvd_compress.errors import ExchangeError
 from hvd_compress.ops import MIX, mix_seed, second_key, wrong_length
 from hvd_compress.ops.arrays import Shape
-from hvd_compress.ops.cpu_kernels import Compiled, OnHost, Out
+from hvd_compress.ops.cpu_kernels import CpuKernelOps, HostOps, Out
 from hvd_compress.ops.delivery import Places, deliver_parts
 from hvd_compress.ops.kernels import cpu
-from hvd_compress.ops.totals import Coded, Products, Scattered, Total, dense
+from hvd_compress.ops.totals import EncodedSum, LowRankSum, QuantizedSum, SparseSum, dense
 
 
-class TorchOps(OnHost):
+class TorchOps(HostOps):
     """Primitives in PyTorch. See `hvd_compress.ops.Ops`.
 
     Args:
@@ -76,7 +76,7 @@ class TorchOps(OnHost):
         buffer[span].add_(residual[span])
         return peak
 
-    def deliver(self, total: Total, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> float | Tensor:
+    def deliver(self, total: EncodedSum, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> float | Tensor:
         """Write the pieces of a sum, times a factor, to separate tensors.
 
         Returns:
@@ -262,7 +262,7 @@ class TorchOps(OnHost):
         return torch.from_numpy(result.reshape(shape)).to(self.device)
 
 
-class TorchCpuOps(Compiled, TorchOps):
+class TorchCpuOps(CpuKernelOps, TorchOps):
     """Primitives in PyTorch with CPU kernels.
 
     Large tensors use numpy's memory, which has huge pages: the first write to PyTorch's own is several times slower.
@@ -298,12 +298,12 @@ class TorchCpuOps(Compiled, TorchOps):
         addresses = (buffer.data_ptr() + start, residual.data_ptr() + start, grad.data_ptr())
         return 0.0 if cpu.absorb_at(*addresses, grad.numel(), scale) else math.nan
 
-    def deliver(self, total: Total, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> float | Tensor:
+    def deliver(self, total: EncodedSum, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> float | Tensor:
         if not isinstance(total, Tensor) and not all(_fast(to) for _, to in pieces):
             total = dense(self, total)
-        if isinstance(total, Products) and total.lefts[0].dtype is torch.float32:
+        if isinstance(total, LowRankSum) and total.lefts[0].dtype is torch.float32:
             return _multiply(total, pieces, factor)
-        if isinstance(total, Scattered | Coded) and total.dtype == "float32":
+        if isinstance(total, SparseSum | QuantizedSum) and total.dtype == "float32":
             return 0.0 if deliver_parts(total, pieces, factor) else math.nan
         whole = dense(self, total)
         fast = [piece for piece in pieces if _fast(piece[1])] if whole.dtype is torch.float32 else []
@@ -333,7 +333,7 @@ def largest(tensors: Sequence[Tensor]) -> float | Tensor:
     return peak if peak.is_cuda else float(peak)
 
 
-def _multiply(total: Products, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> float | Tensor:
+def _multiply(total: LowRankSum, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> float | Tensor:
     """Write products, times a factor, to separate tensors; return a number as `TorchOps.deliver` does."""
     sizes = [p.shape[0] * q.shape[0] for p, q in zip(total.lefts, total.rights, strict=True)]
     lefts = torch._foreach_mul(list(total.lefts), factor)

@@ -14,7 +14,7 @@ from hvd_compress.ops.kernels import cuda
 from hvd_compress.ops.kernels.cuda.top_code import fits
 from hvd_compress.ops.moments import Sides
 from hvd_compress.ops.torch import TorchOps, largest
-from hvd_compress.ops.totals import Total, dense
+from hvd_compress.ops.totals import EncodedSum, dense
 
 
 class TorchCudaOps(TorchOps):
@@ -33,7 +33,7 @@ class TorchCudaOps(TorchOps):
             return super().absorb(buffer, residual, span, grad, scale)
         return cuda.put_finite(buffer[span], grad.view(-1), residual[span])
 
-    def deliver(self, total: Total, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> float | Tensor:
+    def deliver(self, total: EncodedSum, pieces: Sequence[tuple[slice, Tensor]], factor: float) -> float | Tensor:
         if not pieces:
             return 0.0
         whole = dense(self, total) * factor

@@ -10,7 +10,7 @@ from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.code import Code
 
 
-class Scattered(NamedTuple):
+class SparseSum(NamedTuple):
     """Sparse sum.
 
     Attributes:
@@ -24,7 +24,7 @@ class Scattered(NamedTuple):
     dtype: str
 
 
-class Coded(NamedTuple):
+class QuantizedSum(NamedTuple):
     """Sum or concatenation of quantised payloads; see `Ops.dequantise`.
 
     Attributes:
@@ -44,7 +44,7 @@ class Coded(NamedTuple):
     dtype: str
 
 
-class Products(NamedTuple):
+class LowRankSum(NamedTuple):
     """Concatenation of the flat matrices ``left @ right.T``.
 
     Attributes:
@@ -56,27 +56,27 @@ class Products(NamedTuple):
     rights: Sequence[Array]
 
 
-Total: TypeAlias = Array | Scattered | Coded | Products
+EncodedSum: TypeAlias = Array | SparseSum | QuantizedSum | LowRankSum
 """A dense or an encoded sum."""
 
 
-def coded(ops: Ops, rows: Array, code: Code, n: int, size: int, dtype: str, join: bool = False) -> Coded:
-    """Make a `Coded` after checking the length of its rows, before decoding would fail.
+def quantized_sum(ops: Ops, rows: Array, code: Code, n: int, size: int, dtype: str, join: bool = False) -> QuantizedSum:
+    """Make a `QuantizedSum` after checking the length of its rows, before decoding would fail.
 
     Raises:
         ExchangeError: As in `Ops.check`, if the length is wrong.
     """
     found, expected = int(rows.shape[1]), code.size(n, dtype)
-    return Coded(ops.check(rows, found == expected, wrong_length(found, expected)), code, n, join, size, dtype)
+    return QuantizedSum(ops.check(rows, found == expected, wrong_length(found, expected)), code, n, join, size, dtype)
 
 
-def dense(ops: Ops, total: Total) -> Array:
+def dense(ops: Ops, total: EncodedSum) -> Array:
     """Decode a sum."""
-    if isinstance(total, Scattered):
+    if isinstance(total, SparseSum):
         return ops.scatter_sum(total.size, total.dtype, list(total.pieces))
-    if isinstance(total, Coded):
+    if isinstance(total, QuantizedSum):
         return ops.dequantise(total.rows, total.code, total.n, total.dtype, total.join)[: total.size]
-    if isinstance(total, Products):
+    if isinstance(total, LowRankSum):
         return ops.products(total.lefts, total.rights)
     return total
 

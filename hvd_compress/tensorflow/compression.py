@@ -15,14 +15,14 @@ import tensorflow as tf
 from horovod.tensorflow.compression import Compressor
 
 from hvd_compress.checkpoint import agreement
-from hvd_compress.checkpoint.saving import Saving
-from hvd_compress.checkpoint.state_dict import Loaded, Saved
+from hvd_compress.checkpoint.saving import SaveLoadMixin
+from hvd_compress.checkpoint.state_dict import PendingStates, Saved
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.bucketing import Gradient, Merge
 from hvd_compress.core.collectives import AllReduce, Drive, World
 from hvd_compress.core.router import Router
 from hvd_compress.engine import direct_calls
-from hvd_compress.engine.api import Catalogue, Made
+from hvd_compress.engine.api import Catalogue, CompressorBase
 from hvd_compress.engine.stats import Stats
 from hvd_compress.errors import ExchangeError, SpecError
 from hvd_compress.methods.wrappers.measure import vnmse
@@ -82,13 +82,13 @@ class _Memo:
     agreed: set[tuple[Any, ...]] = field(default_factory=set)
     told: set[str] = field(default_factory=set)
     scale: Callable[[], Tensor] | None = None
-    loaded: Loaded = field(default_factory=Loaded)
+    loaded: PendingStates = field(default_factory=PendingStates)
     built: tuple[Any, Ready] | None = None
     calls: direct_calls.Names = field(default_factory=direct_calls.Names)
     owners: dict[Hashable, set[int]] = field(default_factory=dict)
 
 
-class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore[misc]  # neither is typed
+class TensorFlowCompressor(SaveLoadMixin, CompressorBase, Compressor, tf.Module):  # type: ignore[misc]  # neither is typed
     """Gradient compressor for Horovod's optimizers and tapes; `Compression` creates it.
 
     State belongs to variables: it is kept when a layer is unfrozen and the list of gradients changes. In direct calls
@@ -324,7 +324,7 @@ class TensorFlowCompressor(Saving, Made, Compressor, tf.Module):  # type: ignore
         return self._memo.loaded.join(str(self.method), self._world(), sessions)
 
     def _load(self, saved: list[Saved]) -> None:
-        loaded = Loaded()
+        loaded = PendingStates()
         loaded.put(saved, str(self.method))
         loaded.give(self.sessions)
         self._memo.loaded = loaded

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hvd_compress.checkpoint.resharding import Kept, inherit
+from hvd_compress.checkpoint.resharding import BucketSnapshot, inherit
 from hvd_compress.core.state_tree import Kind, Per, Role
 from hvd_compress.tensorflow.session import Session
 
@@ -62,7 +62,9 @@ def _hand_over(heir: Session, numbers: list[int], related: list[tuple[Session, l
         session.write({b.bucket.key: _rest(b, heirs, fresh[b.bucket.key], kinds[b.bucket.key]) for b in buckets})
 
 
-def _rest(former: Kept, heirs: Sequence[Kept], fresh: Any, kinds: dict[str, Kind]) -> dict[str, Any]:
+def _rest(
+    former: BucketSnapshot, heirs: Sequence[BucketSnapshot], fresh: Any, kinds: dict[str, Kind]
+) -> dict[str, Any]:
     """Return the state that a bucket keeps when others inherit from it: shared leaves, and those not theirs."""
     whole = any(tuple(h.names) == tuple(former.names) for h in heirs)
     taken = np.repeat([any(name in h.names for h in heirs) for name in former.names], former.bucket.sizes)

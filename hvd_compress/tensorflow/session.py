@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.elastic import Membership
-from hvd_compress.checkpoint.resharding import Kept
+from hvd_compress.checkpoint.resharding import BucketSnapshot
 from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint, refuse_other_parameters, same_parameters
 from hvd_compress.core.bucketing import PRECISION, Gradient, Merge, Planned, advise, gradient, plan
 from hvd_compress.core.collectives import State, World
@@ -201,14 +201,17 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         """Return the kinds of the state's leaves, in the form of `read`."""
         return {planned.bucket.key: kinds(self._initial(planned)) for planned in self._fixed.plan}
 
-    def kept(self, names: Sequence[Any]) -> list[Kept]:
+    def kept(self, names: Sequence[Any]) -> list[BucketSnapshot]:
         """Return the state, for `hvd_compress.checkpoint.resharding`.
 
         Args:
             names: Identities of the gradients, in the order of the session.
         """
         leaves = self.read()
-        return [Kept([names[i] for i in p.members], p.bucket, p.method, leaves[p.bucket.key]) for p in self._fixed.plan]
+        return [
+            BucketSnapshot([names[i] for i in p.members], p.bucket, p.method, leaves[p.bucket.key])
+            for p in self._fixed.plan
+        ]
 
     def read(self) -> dict[str, Leaves]:
         """The state, as it is now: bucket, then leaf; counters as ints."""
@@ -254,7 +257,7 @@ class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
         outside_of_graphs(lambda: (self.steps.assign(saved.steps), self.job.assign(saved.job)))
         self.write(saved.buckets)
 
-    def by_bucket(self, saved: SavedSession | None = None) -> dict[str, Kept]:
+    def by_bucket(self, saved: SavedSession | None = None) -> dict[str, BucketSnapshot]:
         """Return the state by the keys of the buckets, of which there is only one partition.
 
         Raises:

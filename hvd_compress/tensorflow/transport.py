@@ -28,7 +28,7 @@ from hvd_compress.core.collectives import (
 from hvd_compress.ops import wrong_length
 from hvd_compress.ops.tensorflow import TensorFlowOps, tensorflow_ops
 from hvd_compress.ops.totals import dense
-from hvd_compress.transport.groups import Group
+from hvd_compress.transport.groups import HorovodGroup
 
 Tensor: TypeAlias = Any
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class Built(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GraphTransport(Group):
+class GraphTransport(HorovodGroup):
     """The ranks of a process set of Horovod, in a graph that is being traced."""
 
     library = hvd

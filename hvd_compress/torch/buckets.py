@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hvd_compress.checkpoint import agreement
-from hvd_compress.checkpoint.resharding import Kept, divisible, inherit
+from hvd_compress.checkpoint.resharding import BucketSnapshot, divisible, inherit
 from hvd_compress.checkpoint.state_dict import (
     Parameter,
     SavedSession,
@@ -46,7 +46,7 @@ class Member(NamedTuple):
     tensor: Tensor
 
 
-class Came(IntEnum):
+class GradientArrival(IntEnum):
     """When the gradient of a parameter arrived in the first step, on the rank where it arrived first."""
 
     NEVER = 0
@@ -94,7 +94,7 @@ class Buckets:
             gradient(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), str(p.device)) for _, name, p in members
         ]
         self._lent: set[int] = set()
-        self._came: dict[int, Came] = {}
+        self._came: dict[int, GradientArrival] = {}
 
     @property
     def keys(self) -> list[int]:
@@ -120,14 +120,14 @@ class Buckets:
         """When gradients arrived in the first step, in the order of members."""
         return [int(self._came[key]) for key in self._parameters]
 
-    def begin(self, came: Mapping[int, Came] | None = None) -> None:
+    def begin(self, came: Mapping[int, GradientArrival] | None = None) -> None:
         """Create the first buckets.
 
         Args:
             came: When the gradients arrived in the first step; None if all arrived in backward.
         """
         advise(self.gradients, self._method, self.world)
-        self._came = dict.fromkeys(self._parameters, Came.IN_BACKWARD) if came is None else dict(came)
+        self._came = dict.fromkeys(self._parameters, GradientArrival.IN_BACKWARD) if came is None else dict(came)
         first = pin(start(self.sizes())) if self.fixed is None else self.fixed
         if agreement.elastic():  # new ranks know the first partition only
             self.fixed = first
@@ -141,12 +141,12 @@ class Buckets:
         """Return whether buckets of another partition can take over all states."""
         return all(map(divisible, self.kept()))
 
-    def _present(self, came: Mapping[int, Came]) -> list[tuple[int, Gradient]]:
+    def _present(self, came: Mapping[int, GradientArrival]) -> list[tuple[int, Gradient]]:
         """Return the exchanged gradients with their keys."""
         return [
-            (key, one._replace(late=came[key] == Came.LATE))
+            (key, one._replace(late=came[key] == GradientArrival.LATE))
             for key, one in zip(self._parameters, self.gradients, strict=True)
-            if came[key] != Came.NEVER
+            if came[key] != GradientArrival.NEVER
         ]
 
     def lay_out(self, partition: Merge) -> None:
@@ -160,7 +160,7 @@ class Buckets:
             bucket = BucketState(planned, torch.device(mine[0][1].device), self.world)
             buckets.append(bucket)
             places |= {key: Place(one.name, bucket, position) for position, (key, one) in enumerate(mine)}
-        self.layout = Layout(buckets, places, sum(self._came[key] == Came.IN_BACKWARD for key, _ in present))
+        self.layout = Layout(buckets, places, sum(self._came[key] == GradientArrival.IN_BACKWARD for key, _ in present))
 
     def change(self, partition: Merge) -> None:
         """Change the partition and carry the states over."""
@@ -169,7 +169,7 @@ class Buckets:
             self.lay_out(partition)
             self._take_over(kept, before)
 
-    def _take_over(self, kept: Sequence[Kept], before: Sequence[Kept]) -> None:
+    def _take_over(self, kept: Sequence[BucketSnapshot], before: Sequence[BucketSnapshot]) -> None:
         """Take over the states of other buckets of the same gradients, and those to which they can be undone."""
         for bucket, mine in zip(self.layout.buckets, self.kept(), strict=True):
             bucket.write(inherit(mine, before))
@@ -198,7 +198,7 @@ class Buckets:
         Raises:
             UnknownParameterError: If it was not.
         """
-        if key not in self._parameters or self._came.get(key) == Came.NEVER:
+        if key not in self._parameters or self._came.get(key) == GradientArrival.NEVER:
             what = "was added to the optimizer after" if key not in self._parameters else "had a sparse gradient in"
             raise UnknownParameterError(f"a parameter of shape {tuple(grad.shape)} {what} the first step: {cure}")
         self._lent.discard(key)
@@ -226,7 +226,7 @@ class Buckets:
             Whether these continue the partition and the autotuning of the former ones.
         """
         known = {key: came for former in formers for key, came in former._came.items()}
-        self.begin({key: known.get(key, Came.IN_BACKWARD) for key in self._parameters})
+        self.begin({key: known.get(key, GradientArrival.IN_BACKWARD) for key in self._parameters})
         first, *others = formers
         for former in formers:
             former.check_movable(self.world)
@@ -247,7 +247,7 @@ class Buckets:
                 place = self.layout.places[key]
                 place.owner.forget([place.position])
 
-    def kept(self, before: bool = False) -> list[Kept]:
+    def kept(self, before: bool = False) -> list[BucketSnapshot]:
         """Return the states of all buckets, with the keys of their parameters; None for deleted parameters.
 
         Args:
@@ -258,7 +258,7 @@ class Buckets:
         for key, place in self.layout.places.items():
             keys[place.owner].append(key if key in living else None)
         return [
-            Kept(keys[one], one.bucket, one.method, flatten(one.before if before else one.state))
+            BucketSnapshot(keys[one], one.bucket, one.method, flatten(one.before if before else one.state))
             for one in self.layout.buckets
         ]
 
@@ -277,21 +277,25 @@ class Buckets:
     def _adopt(self, saved: SavedSession) -> None:
         """Begin with the states of the parameters that a saved session has as well."""
         kept = [one._replace(leaves=saved.buckets[one.bucket.key]) for one in self.by_key(saved).values()]
-        came = dict(zip(parameters_of(saved.gradients), map(Came, saved.came or []), strict=False))
-        self.begin({key: came.get(one, Came.IN_BACKWARD) for one, key in self._keys_of().items()})
+        came = dict(zip(parameters_of(saved.gradients), map(GradientArrival, saved.came or []), strict=False))
+        self.begin({key: came.get(one, GradientArrival.IN_BACKWARD) for one, key in self._keys_of().items()})
         for bucket, mine in zip(self.layout.buckets, self.by_key().values(), strict=True):
             bucket.write(inherit(mine, kept))
 
     def _keys_of(self) -> dict[Parameter, int]:
         return dict(zip(parameters_of(self.gradients), self._parameters, strict=True))
 
-    def _came_before(self, saved: SavedSession) -> dict[int, Came]:
+    def _came_before(self, saved: SavedSession) -> dict[int, GradientArrival]:
         """Return when gradients arrived in the first step of a saved job.
 
         Raises:
             StateError: If it had another number of parameters.
         """
-        came = [Came.IN_BACKWARD] * len(self._parameters) if saved.came is None else list(map(Came, saved.came))
+        came = (
+            [GradientArrival.IN_BACKWARD] * len(self._parameters)
+            if saved.came is None
+            else list(map(GradientArrival, saved.came))
+        )
         if len(came) != len(self._parameters):
             raise StateError(
                 f"the saved state has {len(came)} parameters, but the optimizer has {len(self._parameters)}: resume"
@@ -303,14 +307,14 @@ class Buckets:
         """Return the exchanged gradients of a saved session of other parameters, with their keys if they are here."""
         keys = self._keys_of()
         return [
-            (keys.get(parameter), one._replace(late=came == Came.LATE))
+            (keys.get(parameter), one._replace(late=came == GradientArrival.LATE))
             for parameter, one, came in zip(
                 parameters_of(saved.gradients), saved.gradients, saved.came or [], strict=True
             )
-            if came != Came.NEVER
+            if came != GradientArrival.NEVER
         ]
 
-    def by_key(self, saved: SavedSession | None = None) -> dict[str, Kept]:
+    def by_key(self, saved: SavedSession | None = None) -> dict[str, BucketSnapshot]:
         """Return the states of all buckets by key, or initial states for the buckets of a saved state.
 
         Raises:
@@ -329,7 +333,7 @@ class Buckets:
             ) from error
         states = [one.method.init(NumpyOps(), one.bucket, self.world) for one in planned]
         kept = [
-            Kept([present[i][0] for i in p.members], p.bucket, p.method, flatten(s))
+            BucketSnapshot([present[i][0] for i in p.members], p.bucket, p.method, flatten(s))
             for p, s in zip(planned, states, strict=True)
         ]
         if not (same or all(map(divisible, kept))):

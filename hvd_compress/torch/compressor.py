@@ -10,19 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hvd_compress.checkpoint.saving import Saving
-from hvd_compress.checkpoint.state_dict import Loaded, Restorable, Saved, SavedSession, from_dict, to_dict
+from hvd_compress.checkpoint.saving import SaveLoadMixin
+from hvd_compress.checkpoint.state_dict import PendingStates, Restorable, Saved, SavedSession, from_dict, to_dict
 from hvd_compress.core.bucketing import Merge
 from hvd_compress.core.collectives import State
 from hvd_compress.core.method import check_range
 from hvd_compress.core.router import Router
-from hvd_compress.engine.api import Made
+from hvd_compress.engine.api import CompressorBase
 from hvd_compress.engine.stats import Meter, Stats
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.methods.wrappers.measure import vnmse
 from hvd_compress.torch.loss_scale import LossScale
 from hvd_compress.torch.optimizers import parameters_of
-from hvd_compress.torch.reducer import Common, Reducer
+from hvd_compress.torch.reducer import EngineSettings, Reducer
 from hvd_compress.torch.registry import Registry
 from hvd_compress.torch.waiting import StepLock
 
@@ -59,7 +59,7 @@ class Session(Restorable, Protocol):
         """Return the keys of its parameters."""
 
 
-class ReducingCompressor(Saving, Made):
+class ReducingCompressor(SaveLoadMixin, CompressorBase):
     """A compressor with a reducer for each optimizer or model.
 
     Args:
@@ -73,11 +73,11 @@ class ReducingCompressor(Saving, Made):
         self.method = method
         self.merge = merge
         self._meter = Meter()
-        self._loaded = Loaded()
+        self._loaded = PendingStates()
         self._scale = LossScale()
         self._lock = StepLock()  # autograd has one thread per device
         self._registry = reducers
-        self._common = Common(method, merge, self._meter, self._scale, self._lock, cure)
+        self._common = EngineSettings(method, merge, self._meter, self._scale, self._lock, cure)
 
     def __repr__(self) -> str:
         return f"Compression.parse({str(self.method)!r}, merge={self.merge!r})"
@@ -202,7 +202,7 @@ class ReducingCompressor(Saving, Made):
         return self._loaded.join(str(self.method), self._world(), sessions)
 
     def _load(self, saved: list[Saved]) -> None:
-        loaded = Loaded()
+        loaded = PendingStates()
         loaded.put(saved, str(self.method))
         loaded.give({session.label: session for session in self._sessions()})
         self._loaded = loaded

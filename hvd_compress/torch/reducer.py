@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.elastic import Membership
-from hvd_compress.checkpoint.resharding import Kept
+from hvd_compress.checkpoint.resharding import BucketSnapshot
 from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint, same_parameters
 from hvd_compress.core.bucketing import Gradient, Merge, pin
 from hvd_compress.core.collectives import AllGather, AllReduce, State, World
@@ -25,7 +25,7 @@ from hvd_compress.errors import DisagreementError, ExchangeError, UnsupportedErr
 from hvd_compress.torch.autotune import Tuner
 from hvd_compress.torch.backward import at_end_of_backward, in_backward
 from hvd_compress.torch.bucket_state import BucketState
-from hvd_compress.torch.buckets import Buckets, Came, Member, facts_of
+from hvd_compress.torch.buckets import Buckets, GradientArrival, Member, facts_of
 from hvd_compress.torch.discards import DiscardWatch
 from hvd_compress.torch.handshake import PATIENCE, Handshake, place_of
 from hvd_compress.torch.loss_scale import LossScale
@@ -33,7 +33,7 @@ from hvd_compress.torch.step import Entry, Place, Step
 from hvd_compress.torch.updates import UpdateWatch
 from hvd_compress.torch.votes import Votes
 from hvd_compress.torch.waiting import StepLock, nap, wait
-from hvd_compress.transport.protocol import Handle, Renewable
+from hvd_compress.transport.protocol import Handle, TrainingTransport
 
 _LOG = logging.getLogger("hvd_compress")
 
@@ -57,7 +57,7 @@ class Ticket(NamedTuple):
     entry: Entry
 
 
-class Common(NamedTuple):
+class EngineSettings(NamedTuple):
     """Settings that all reducers of a compressor share.
 
     Attributes:
@@ -106,9 +106,9 @@ class Reducer:
 
     def __init__(
         self,
-        common: Common,
+        common: EngineSettings,
         members: Sequence[Member],
-        transport: Renewable,
+        transport: TrainingTransport,
         ballot: Ballot,
         label: str,
         replaces: bool = False,
@@ -135,7 +135,7 @@ class Reducer:
         self._discards: DiscardWatch | None = None
         self._updates: UpdateWatch | None = None
         self._seen: set[int] = set()
-        self._early: dict[int, Came] = {}
+        self._early: dict[int, GradientArrival] = {}
         # A newcomer in an elastic job knows nothing of the first step.
         if agreement.elastic() or not replaces or complete:
             self._buckets.begin()
@@ -150,7 +150,7 @@ class Reducer:
         self._discards = DiscardWatch(self._buckets.parameters, optimizers)
         self._updates = UpdateWatch(optimizers) if self._method.preconditioned else None
 
-    def follow(self, transport: Renewable, ballot: Ballot) -> None:
+    def follow(self, transport: TrainingTransport, ballot: Ballot) -> None:
         """Go on with other ranks from the next step on."""
         self.transport, self._ballot = transport, ballot
 
@@ -229,7 +229,7 @@ class Reducer:
             self._decide(step, wait=self.transport.ordered)
         self._threads.add(threading.get_ident())
         if not self._buckets.begun:
-            self._early[key] = Came.IN_BACKWARD if in_backward() else Came.LATE
+            self._early[key] = GradientArrival.IN_BACKWARD if in_backward() else GradientArrival.LATE
         self._seen.add(key)
         vote, entry = step.add(key, grad, parameter, call, used)
         return vote, Ticket(self, step, entry)
@@ -241,7 +241,7 @@ class Reducer:
             self._renew()
         self._change_buckets()
         self._threads, self._seen = set(), set()
-        self._early = dict.fromkeys(self._buckets.keys, Came.NEVER)
+        self._early = dict.fromkeys(self._buckets.keys, GradientArrival.NEVER)
         self._counted = self._thrown = False
         meets = agreement.elastic() and self._met != self.transport.epoch
         votes = self._ballot(self.world, self._due, self._undoes)
@@ -421,7 +421,7 @@ class Reducer:
         self._due = False
         self._verified = True
 
-    def _came_anywhere(self) -> dict[int, Came] | None:
+    def _came_anywhere(self) -> dict[int, GradientArrival] | None:
         """Return when gradients arrived, as the earliest over all ranks; None if not known yet.
 
         A collective that an aborted step has left goes on: other ranks may not have started it yet.
@@ -433,7 +433,7 @@ class Reducer:
         if not self._coming.done():
             return None
         told, self._coming = self._coming.result().tolist(), None
-        return dict(zip(keys, map(Came, told), strict=True))
+        return dict(zip(keys, map(GradientArrival, told), strict=True))
 
     def _end(self, step: Step) -> None:
         step.end()
@@ -582,7 +582,7 @@ class Reducer:
         )
         return bytes(wait(handle).numpy())
 
-    def by_bucket(self, saved: SavedSession | None = None) -> dict[str, Kept]:
+    def by_bucket(self, saved: SavedSession | None = None) -> dict[str, BucketSnapshot]:
         """Return the states of all buckets by key, or initial states for the buckets of a saved state.
 
         Raises:

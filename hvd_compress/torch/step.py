@@ -17,7 +17,7 @@ from hvd_compress.torch.bucket_exchange import BucketExchange
 from hvd_compress.torch.bucket_state import BucketState
 from hvd_compress.torch.votes import Votes
 from hvd_compress.torch.waiting import StepLock, nap
-from hvd_compress.transport.protocol import Renewable
+from hvd_compress.transport.protocol import TrainingTransport
 
 _LOOKS = 4
 """Maximum number of exchanges that are polled per gradient."""
@@ -110,7 +110,7 @@ class Step:
     def __init__(
         self,
         votes: Votes,
-        transport: Renewable,
+        transport: TrainingTransport,
         prefix: str,
         meter: Meter,
         scale: float,

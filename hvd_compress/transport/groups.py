@@ -87,7 +87,7 @@ class _Store:
 
 
 @dataclass(frozen=True)
-class Group:
+class HorovodGroup:
     """Ranks that take part in an exchange.
 
     Attributes:

@@ -153,11 +153,11 @@ def lockstep(
     Raises:
         ExchangeError: If the ranks start different collectives.
     """
-    ends = [flight.ended for flight in fly(ops, method, bucket, xs, states, count, local_size)]
+    ends = [flight.ended for flight in run_lockstep_encoded(ops, method, bucket, xs, states, count, local_size)]
     return [end._replace(total=dense(ops, end.total)) for end in ends]
 
 
-def fly(
+def run_lockstep_encoded(
     ops: Ops,
     method: Method,
     bucket: Bucket,

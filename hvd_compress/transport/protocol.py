@@ -53,7 +53,7 @@ class Transport(Protocol):
         """
 
 
-class Renewable(Transport, Protocol):
+class TrainingTransport(Transport, Protocol):
     """A transport for the training of a model: of many buckets at a time, and of ranks that may change between steps.
 
     Attributes:
@@ -82,7 +82,7 @@ class Renewable(Transport, Protocol):
             UnsupportedError: If these ranks do not support them.
         """
 
-    def renewed(self) -> Renewable:
+    def renewed(self) -> TrainingTransport:
         """Return the transport of the current ranks."""
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from hvd_compress.tools.bench.distributed import command
 from hvd_compress.tools.bench.distributed.results import results
 from hvd_compress.tools.bench.distributed.task import ALONE, Entry, Task, run
-from hvd_compress.tools.bench.jobs import Where
+from hvd_compress.tools.bench.jobs import LaunchSpec
 
 pytestmark = pytest.mark.jobs
 
@@ -103,7 +103,7 @@ def test_exchanges_here_with_a_profile(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_keras() -> None:
     task = Task("steps", "small", [Entry(ALONE), Entry("none", "none")], 2, 1, 0, "")
-    reports = run(task, "keras", Where(0, "", 2, "mpi"), lambda done: None)
+    reports = run(task, "keras", LaunchSpec(0, "", 2, "mpi"), lambda done: None)
     _, none = results(task, reports, None)
     assert none.payload == 4 * (64 * 64 + 64)
     assert none.ms > 0

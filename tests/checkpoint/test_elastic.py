@@ -13,7 +13,7 @@ from worlds import Arr, bucket_of, leaves, normal
 from hvd_compress import parse
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.elastic import Membership
-from hvd_compress.checkpoint.resharding import Kept
+from hvd_compress.checkpoint.resharding import BucketSnapshot
 from hvd_compress.core.bucketing import Gradient
 from hvd_compress.core.collectives import State, World
 from hvd_compress.core.method import Method
@@ -39,7 +39,7 @@ class Worker:
         self.regrouped = False
 
     def meet(self, world: World, gather: Callable[[bytes, str], bytes]) -> None:
-        kept = lambda: {"b0": Kept(["w", "b"], BUCKET, self.method, leaves(self.state))}  # noqa: E731
+        kept = lambda: {"b0": BucketSnapshot(["w", "b"], BUCKET, self.method, leaves(self.state))}  # noqa: E731
         facts = agreement.describe(self.method, 2, GRADIENTS, world)
         meeting = self.membership.meet(world, self.steps, gather, facts, kept)
         self.regrouped = meeting is not None and bool(meeting.leaves)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_compress.checkpoint import saves, state_files
-from hvd_compress.checkpoint.state_dict import Loaded, Saved, SavedSession
+from hvd_compress.checkpoint.state_dict import PendingStates, Saved, SavedSession
 from hvd_compress.core.collectives import World
 
 METHOD = "topk"
@@ -63,7 +63,7 @@ class Job:
 
     def __init__(self, folder: Path, number: int, size: int, expected: Expected | None) -> None:
         self.folder, self.number, self.size = folder, number, size
-        self.waiting = [Loaded() for _ in range(size)]
+        self.waiting = [PendingStates() for _ in range(size)]
         self.steps, self.stepped = 0, False
         if expected is not None:
             self.steps = expected.steps
@@ -88,7 +88,7 @@ class Job:
         return written == self.size
 
 
-def check(loaded: Loaded, world: World, expected: Expected) -> None:
+def check(loaded: PendingStates, world: World, expected: Expected) -> None:
     """Compare what a rank has loaded, its own state or those of all ranks, with what it should have."""
     parts = [session for part in loaded._saved for session in part.sessions.values()]
     assert {(part.job, part.steps) for part in parts} == {(expected.job, expected.steps)}

@@ -11,7 +11,7 @@ from catalogue import COMPOSED, SPECS, one_in
 from worlds import Arr, bucket_of, leaves, normal
 
 from hvd_compress import parse
-from hvd_compress.checkpoint.resharding import Former, Kept, inherit, needed_by_others, redistribute
+from hvd_compress.checkpoint.resharding import BucketSnapshot, Former, inherit, needed_by_others, redistribute
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import State, World
 from hvd_compress.core.method import Method
@@ -151,9 +151,11 @@ def test_the_part_of_a_rank_that_missed_a_change_is_left_out() -> None:
     np.testing.assert_array_equal(new["served"], [5.0])
 
 
-def kept(method: Method, names: list[str], shapes: list[tuple[int, ...]], state: dict[str, Any] | None = None) -> Kept:
+def kept(
+    method: Method, names: list[str], shapes: list[tuple[int, ...]], state: dict[str, Any] | None = None
+) -> BucketSnapshot:
     bucket = bucket_of(*shapes)
-    return Kept(names, bucket, method, state or leaves(method.init(OPS, bucket, World(0, 2))))
+    return BucketSnapshot(names, bucket, method, state or leaves(method.init(OPS, bucket, World(0, 2))))
 
 
 def test_residuals_go_with_their_parameters() -> None:

@@ -14,9 +14,17 @@ from hypothesis import strategies as st
 from worlds import bucket_of, normal
 
 from hvd_compress import parse
-from hvd_compress.checkpoint.resharding import Kept
+from hvd_compress.checkpoint.resharding import BucketSnapshot
 from hvd_compress.checkpoint.saves import flaw
-from hvd_compress.checkpoint.state_dict import Loaded, Saved, SavedSession, fingerprint, from_dict, restored, to_dict
+from hvd_compress.checkpoint.state_dict import (
+    PendingStates,
+    Saved,
+    SavedSession,
+    fingerprint,
+    from_dict,
+    restored,
+    to_dict,
+)
 from hvd_compress.core.bucketing import Gradient
 from hvd_compress.core.collectives import World
 from hvd_compress.core.state_tree import Role, flatten, kinds
@@ -35,8 +43,8 @@ def trained(rank: int, size: int, steps: int = 3) -> Saved:
     return Saved("onebit", rank, size, {"m": SavedSession(rank, size, steps, {"b0": leaves})})
 
 
-def new(size: int) -> dict[str, Kept]:
-    return {"b0": Kept(["w", "b"], BUCKET, METHOD, flatten(METHOD.init(NumpyOps(), BUCKET, World(0, size))))}
+def new(size: int) -> dict[str, BucketSnapshot]:
+    return {"b0": BucketSnapshot(["w", "b"], BUCKET, METHOD, flatten(METHOD.init(NumpyOps(), BUCKET, World(0, size))))}
 
 
 @pytest.mark.parametrize("size", [2, 8])
@@ -103,7 +111,7 @@ def test_dicts_that_lack_something(gone: str) -> None:
 
 
 def test_what_was_loaded_waits_for_its_session() -> None:
-    loaded = Loaded()
+    loaded = PendingStates()
     assert loaded.find("m", new(4), World(1, 4)) is None
     with pytest.raises(StateError, match="'onebit', but the compressor is 'topk': resume with the method 'onebit'"):
         loaded.put([trained(1, 4)], "topk")
@@ -119,13 +127,13 @@ def test_what_was_loaded_waits_for_its_session() -> None:
 
 
 def test_what_waits_for_other_ranks_is_carried_on() -> None:
-    loaded = Loaded()
+    loaded = PendingStates()
     loaded.put([trained(0, 2), trained(1, 2)], "onebit")
     alone = loaded.join("onebit", World(0, 1), {})
     assert (alone.sessions, [part.rank for part in alone.carried]) == ({}, [0, 1])
     assert [part.rank for part in loaded.join("onebit", World(1, 3), {}).carried] == [1]
     assert loaded.join("onebit", World(1, 3), {"m": trained(1, 3).sessions["m"]}).carried == ()
-    again = Loaded()
+    again = PendingStates()
     again.put([from_dict(to_dict(alone, lambda leaf: leaf), np.asarray)], "onebit")
     for rank in range(2):
         back = again.find("m", new(2), World(rank, 2))
@@ -182,7 +190,7 @@ def test_a_state_with_odd_values_is_refused_or_means_what_it_says(data: st.DataO
         back = from_dict(
             state, lambda leaf: np.asarray(leaf, np.float32) if isinstance(leaf, list) and len(leaf) > 20 else leaf
         )
-        loaded = Loaded()
+        loaded = PendingStates()
         loaded.put([back], "onebit")
         loaded.find("m", new(4), World(1, 4))
         flaw([back], back.size)

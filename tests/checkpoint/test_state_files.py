@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_compress.checkpoint import state_files
-from hvd_compress.checkpoint.saving import Saving
-from hvd_compress.checkpoint.state_dict import Loaded, Saved, SavedSession
+from hvd_compress.checkpoint.saving import SaveLoadMixin
+from hvd_compress.checkpoint.state_dict import PendingStates, Saved, SavedSession
 from hvd_compress.core.collectives import World
 from hvd_compress.errors import StateError
 
@@ -141,7 +141,7 @@ def test_an_incomplete_save_never_replaces_a_complete_one(tmp_path: Path, caplog
     assert "save 3 in" in caplog.text and "all ranks must save at the same steps, into one shared folder" in caplog.text
 
 
-class Job(Saving):
+class Job(SaveLoadMixin):
     """Compressor of a rank whose state is only a step count."""
 
     def __init__(self, rank: int) -> None:
@@ -278,14 +278,14 @@ def test_states_that_wait_are_carried_on(tmp_path: Path) -> None:
     before = tmp_path / "3"
     for size in (1, 2):
         for rank in range(size):
-            waiting = Loaded()
+            waiting = PendingStates()
             waiting.put(state_files.load(before, rank, size), "topk")
             for _ in range(2):
                 state_files.save(tmp_path / str(size), waiting.join("topk", World(rank, size), {}))
         before = tmp_path / str(size)
     assert [path.name.split("-")[1] for path in before.iterdir()] == ["000001"] * 2
     for rank in range(3):
-        waiting = Loaded()
+        waiting = PendingStates()
         waiting.put(state_files.load(before, rank, 3), "topk")
         (name,) = waiting.names()
         own = waiting.join("topk", World(rank, 3), {})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hvd_compress.tools.bench.jobs import Launcher, Where, execute
+from hvd_compress.tools.bench.jobs import Launcher, LaunchSpec, execute
 from hvd_compress.tools.compare.comparison import WORKERS
 from hvd_compress.tools.compare.job import Job
 
@@ -21,7 +21,7 @@ def run(worker: str, spec: str, folder: Path, ranks: int = 2, task: str = "tiny:
     launcher: Launcher = "torchrun" if worker == "ddp" else "gloo"
     log.touch()
     job = Job(task, spec, seed=3, log=str(log))
-    execute(["-m", WORKERS[worker], job.to_json()], Where(0, "unlimited", ranks, launcher), lambda: None, 200)
+    execute(["-m", WORKERS[worker], job.to_json()], LaunchSpec(0, "unlimited", ranks, launcher), lambda: None, 200)
     found: dict[str, Any] = json.loads(log.read_text().splitlines()[-1])["outcome"]
     return found
 

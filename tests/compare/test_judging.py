@@ -10,7 +10,7 @@ from compare.cases import ACCURACY, PERPLEXITY, compared, made, timed
 
 from hvd_compress.tools.compare.job import Goal, Outcome
 from hvd_compress.tools.compare.judging import Judgement, Verdict, baseline, judge
-from hvd_compress.tools.compare.measures import Reach, Spread, median_split, reach, split
+from hvd_compress.tools.compare.measures import Spread, TimeToTarget, median_split, reach, split
 
 NAN, INF = math.nan, math.inf
 BASELINE = "fp16"
@@ -28,21 +28,26 @@ FALLING = [(0, 0.0, INF), (10, 2.0, 300.0), (20, 6.0, 50.0)]
 @pytest.mark.parametrize(
     ("curve", "goal", "target", "expected"),
     [
-        (RISING, ACCURACY, 0.7, Reach(2.0, 15.0)),
-        (RISING, ACCURACY, 0.5, Reach(1.0, 10.0)),
+        (RISING, ACCURACY, 0.7, TimeToTarget(2.0, 15.0)),
+        (RISING, ACCURACY, 0.5, TimeToTarget(1.0, 10.0)),
         (RISING, ACCURACY, 0.91, None),
-        (RISING, ACCURACY, 0.1, Reach(0.0, 0.0)),
-        (FALLING, PERPLEXITY, 100.0, Reach(2.0 + 4.0 * 0.8, 18.0)),
-        (FALLING, PERPLEXITY, 400.0, Reach(2.0, 10.0)),  # what was before is not finite
+        (RISING, ACCURACY, 0.1, TimeToTarget(0.0, 0.0)),
+        (FALLING, PERPLEXITY, 100.0, TimeToTarget(2.0 + 4.0 * 0.8, 18.0)),
+        (FALLING, PERPLEXITY, 400.0, TimeToTarget(2.0, 10.0)),  # what was before is not finite
         (FALLING, PERPLEXITY, 49.0, None),
-        ([(0, 0.0, 0.1), (10, 1.0, NAN), (20, 3.0, 0.9)], ACCURACY, 0.5, Reach(3.0, 20.0)),
+        ([(0, 0.0, 0.1), (10, 1.0, NAN), (20, 3.0, 0.9)], ACCURACY, 0.5, TimeToTarget(3.0, 20.0)),
         ([(0, 0.0, 0.1), (10, 1.0, NAN)], ACCURACY, 0.5, None),
         ([(0, 0.0, 0.1), (10, 1.0, INF)], ACCURACY, 0.5, None),
-        ([(0, 0.0, 0.1), (10, 1.0, 0.6), (20, 2.0, 0.3)], ACCURACY, 0.6, Reach(1.0, 10.0)),  # the first time counts
+        (
+            [(0, 0.0, 0.1), (10, 1.0, 0.6), (20, 2.0, 0.3)],
+            ACCURACY,
+            0.6,
+            TimeToTarget(1.0, 10.0),
+        ),  # the first time counts
         ([], ACCURACY, 0.5, None),
     ],
 )
-def test_reach(curve: list[tuple[int, float, float]], goal: Goal, target: float, expected: Reach | None) -> None:
+def test_reach(curve: list[tuple[int, float, float]], goal: Goal, target: float, expected: TimeToTarget | None) -> None:
     found = reach(made(curve, goal=goal), target)
     assert (found is None) == (expected is None)
     if found and expected:

@@ -13,7 +13,7 @@ from compare import tiny_keras
 
 from hvd_compress.errors import ClusterError
 from hvd_compress.lab import Setting
-from hvd_compress.tools.bench.jobs import Where, execute
+from hvd_compress.tools.bench.jobs import LaunchSpec, execute
 from hvd_compress.tools.compare.job import Job
 
 pytestmark = pytest.mark.tensorflow
@@ -32,7 +32,7 @@ def _log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(job: Job, ranks: int = 2) -> dict[str, Any]:
     """The outcome."""
     program = ["-m", "hvd_compress.tools.compare.keras_worker", job.to_json()]
-    execute(program, Where(0, "unlimited", ranks, "mpi"), lambda: None, 200)
+    execute(program, LaunchSpec(0, "unlimited", ranks, "mpi"), lambda: None, 200)
     found: dict[str, Any] = json.loads(Path(job.log).read_text().splitlines()[-1])["outcome"]
     return found
 

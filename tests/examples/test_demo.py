@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 import demo
 from demo import EMULATED, HERE, METHODS, DemoError, Result, Run
 
-from hvd_compress.tools.bench.jobs import Where
+from hvd_compress.tools.bench.jobs import LaunchSpec
 
 SECONDS = {
     "PyTorch": dict(zip(METHODS, (0.4, 0.2, 0.05, 0.025), strict=True)),
@@ -57,7 +57,7 @@ def test_digits_on_emulated_hosts(framework: str) -> None:
     assert demo.place() == (EMULATED, "")
 
 
-def runs_in(place: Where, framework: str) -> None:
+def runs_in(place: LaunchSpec, framework: str) -> None:
     seen: list[int] = []
     found = demo.train(Run(framework, "fp16", ("--hidden", "64"), epochs=2), place, seen.append)
     assert found.ratio == 2 and found.bytes_per_step == 2 * (320 + 18_496 + 64 * 1025 + 650)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from hvd_compress.ops.buffer_pool import Spare
+from hvd_compress.ops.buffer_pool import BufferPool
 
 N = 2**19
 
 
 def test_memory_that_is_dropped_is_given_out_again() -> None:
-    spare = Spare()
+    spare = BufferPool()
     first = spare.take(N)
     address = first.ctypes.data
     del first
@@ -18,7 +18,7 @@ def test_memory_that_is_dropped_is_given_out_again() -> None:
 
 
 def test_memory_in_use_is_not_given_out() -> None:
-    spare = Spare()
+    spare = BufferPool()
     first = spare.take(N)
     first.fill(1)
     view = first[10:20]
@@ -30,7 +30,7 @@ def test_memory_in_use_is_not_given_out() -> None:
 
 def test_what_a_tensor_holds_is_in_use() -> None:
     torch = pytest.importorskip("torch")
-    spare = Spare()
+    spare = BufferPool()
     tensor = torch.from_numpy(spare.take(N)).fill_(1)[3:]
     spare.take(N).fill(2)
     assert (tensor == 1).all()
@@ -38,12 +38,12 @@ def test_what_a_tensor_holds_is_in_use() -> None:
 
 @pytest.mark.parametrize(("kept", "wanted", "fits"), [(N, N - 100, True), (N, N + 1, False), (2 * N, N, False)])
 def test_it_is_given_out_where_it_fits_about(kept: int, wanted: int, fits: bool) -> None:
-    spare = Spare()
+    spare = BufferPool()
     spare.take(kept)
     base = spare.take(wanted).base
     assert base is not None and base.size == (kept if fits else wanted)
 
 
 def test_small_arrays_are_always_new() -> None:
-    spare = Spare()
+    spare = BufferPool()
     assert spare.take(10).base is None

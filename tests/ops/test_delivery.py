@@ -18,8 +18,8 @@ from hvd_compress.errors import ExchangeError
 from hvd_compress.ops import delivery
 from hvd_compress.ops.torch import TorchCpuOps, TorchOps
 from hvd_compress.ops.torch_cuda import TorchCudaOps
-from hvd_compress.ops.totals import Products, Scattered, dense
-from hvd_compress.transport.lockstep import fly
+from hvd_compress.ops.totals import LowRankSum, SparseSum, dense
+from hvd_compress.transport.lockstep import run_lockstep_encoded
 
 WORLD = World(0, 1)
 SHAPES = ((40, 30), (7,), (60, 50), (1, 3), (33, 20))
@@ -36,7 +36,7 @@ def delivered(spec: str, ranks: int, kind: str) -> tuple[list[Tensor], list[Tens
     """Return what is written to tensors of some kind, and what should be."""
     method, ops = bare(spec), TorchCpuOps()
     states = [method.init(ops, BUCKET, World(0, ranks)) for _ in range(ranks)]
-    flights = fly(ops, method, BUCKET, normal(BUCKET, ranks), states)
+    flights = run_lockstep_encoded(ops, method, BUCKET, normal(BUCKET, ranks), states)
     total = flights[0].ended.total
     whole = dense(ops, total) / 3
     spans = [slice(end - size, end) for end, size in zip(accumulate(BUCKET.sizes), BUCKET.sizes, strict=True)]
@@ -72,7 +72,9 @@ def test_the_frameworks_own_way_is_the_same(ops: TorchOps, kind: str) -> None:
     grads = [KINDS[kind](shape) for shape in SHAPES]
     spans = [slice(end - size, end) for end, size in zip(accumulate(BUCKET.sizes), BUCKET.sizes, strict=True)]
     method, plain = bare("qsgd"), TorchOps()
-    flights = fly(plain, method, BUCKET, normal(BUCKET, 2), [method.init(plain, BUCKET, World(0, 2)) for _ in range(2)])
+    flights = run_lockstep_encoded(
+        plain, method, BUCKET, normal(BUCKET, 2), [method.init(plain, BUCKET, World(0, 2)) for _ in range(2)]
+    )
     whole = dense(plain, flights[0].ended.total)
     ops.deliver(whole, list(zip(spans, grads, strict=True)), 0.5)
     ops.deliver(whole, [], 0.5)
@@ -83,9 +85,9 @@ def test_the_frameworks_own_way_is_the_same(ops: TorchOps, kind: str) -> None:
 @pytest.mark.parametrize("ops", [TorchCpuOps(), TorchOps(), TorchCudaOps("cpu")], ids=lambda ops: type(ops).__name__)
 def test_what_is_not_finite_where_it_is_written_is_told(ops: TorchOps, kind: str) -> None:
     ones, indices = torch.ones(5, 1), torch.arange(25)
-    totals: list[Any] = [torch.full((25,), 3e38), Products([ones * 2e19], [ones * 1e19])]
+    totals: list[Any] = [torch.full((25,), 3e38), LowRankSum([ones * 2e19], [ones * 1e19])]
     if isinstance(ops, TorchCpuOps):
-        totals.append(Scattered([(indices, indices * 1e37)], 25, "float32"))
+        totals.append(SparseSum([(indices, indices * 1e37)], 25, "float32"))
     for total in totals:
         for factor in (1e-36, 10.0):
             peak = ops.deliver(total, [(slice(0, 25), KINDS[kind]((5, 5)))], factor)

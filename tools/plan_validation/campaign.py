@@ -15,7 +15,7 @@ from hvd_compress.tools.bench.distributed.results import results
 from hvd_compress.tools.bench.distributed.shapes import SHAPES, WIDTH, count
 from hvd_compress.tools.bench.distributed.task import Measured as Worker
 from hvd_compress.tools.bench.distributed.task import Task, entries, run
-from hvd_compress.tools.bench.jobs import Where, choose_launcher
+from hvd_compress.tools.bench.jobs import LaunchSpec, choose_launcher
 from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.plan.constants import Constants
 from hvd_compress.tools.plan.model import Framework, Setup, predict
@@ -107,7 +107,7 @@ def measure_job(hosts: int, link: str, steps: int, framework: Framework = "horov
     rows = entries(ours, [MERGE], [framework], worker)
     compared = [row for row in rows if not row.spec or (row.driver == framework and row.spec in METHODS)]
     task = Task("steps", MODEL, compared, steps, 1, 0, "")
-    where = Where(hosts, link, 0, choose_launcher(None, task.needs_horovod))
+    where = LaunchSpec(hosts, link, 0, choose_launcher(None, task.needs_horovod))
     found = results(task, run(task, worker, where, lambda done: None), None)
     by_spec = {entry.spec: result for entry, result in zip(compared, found, strict=True)}
     alone = by_spec.pop("")

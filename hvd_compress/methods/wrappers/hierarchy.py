@@ -22,12 +22,12 @@ from hvd_compress.core.collectives import (
     rewrite,
 )
 from hvd_compress.core.method import Method, Wrapper, clear
-from hvd_compress.core.state_tree import Within
+from hvd_compress.core.state_tree import NodePart
 from hvd_compress.methods.cast import to_half
-from hvd_compress.methods.sparse import ragged, read_ragged, wire_of, within
+from hvd_compress.methods.sparse import check_indices, ragged, read_ragged, sparse_layout
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array, Shape
-from hvd_compress.ops.totals import Scattered, Total, dense
+from hvd_compress.ops.totals import EncodedSum, SparseSum, dense
 
 
 class HierarchicalState(NamedTuple):
@@ -37,7 +37,7 @@ class HierarchicalState(NamedTuple):
         inner: State of the wrapped method, for the part of the bucket that this rank owns.
     """
 
-    inner: Within
+    inner: NodePart
 
 
 class Piece(NamedTuple):
@@ -123,8 +123,8 @@ class Hierarchical(Wrapper):
         mine = ops.cast(mine, bucket.dtype)[: part.numel]
         inner = self.inner.exchange(ops, part, mine, state.inner, world.within("across"), keep)
         exchange: Exchange = yield from rewrite(inner, _across)
-        total: Total
-        if isinstance(exchange.total, Scattered):
+        total: EncodedSum
+        if isinstance(exchange.total, SparseSum):
             total = yield from self._gather_sparse(ops, bucket, parts, exchange.total)
         else:
             total = yield from self._gather(ops, bucket, parts, dense(ops, exchange.total))
@@ -167,22 +167,22 @@ class Hierarchical(Wrapper):
 
     @staticmethod
     def _gather_sparse(
-        ops: Ops, bucket: Bucket, parts: Parts, mine: Scattered
-    ) -> Generator[Collective, Any, Scattered]:
+        ops: Ops, bucket: Bucket, parts: Parts, mine: SparseSum
+    ) -> Generator[Collective, Any, SparseSum]:
         """Return the whole sparse sum, given the part of each rank of the node; parts are slices of the bucket."""
         part_buckets = [part_of(bucket, parts, number) for number in range(len(parts.pieces))]
         values = ops.dtype(mine.pieces[0][1])
-        wires = [wire_of(part, values) for part in part_buckets for _ in mine.pieces]
-        own = wire_of(Bucket("", ((mine.size,),), bucket.dtype), values)
+        wires = [sparse_layout(part, values) for part in part_buckets for _ in mine.pieces]
+        own = sparse_layout(Bucket("", ((mine.size,),), bucket.dtype), values)
         sent = [array for indices, those in mine.pieces for array in ragged(ops, own, indices, those)]
         gathered = yield AllGather(ops.to_bytes(*sent), ragged=True, scope="node")
         pieces = []
         for number, (indices, those) in enumerate(read_ragged(ops, gathered, wires)):
             owner = number // len(mine.pieces)
-            indices = within(ops, indices, part_buckets[owner], f"rank {owner} of the node")
+            indices = check_indices(ops, indices, part_buckets[owner], f"rank {owner} of the node")
             if parts.pieces[owner]:
                 pieces.append((indices + owner * parts.length, those))
-        return Scattered(pieces, bucket.numel, bucket.dtype)
+        return SparseSum(pieces, bucket.numel, bucket.dtype)
 
     @staticmethod
     def _unsent(ops: Ops, parts: Parts, mine: Array) -> Generator[Collective, Any, Unsent]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Branch, Exchange, Exchanging, State, World
 from hvd_compress.core.method import MOST_STEPS, Method, Wrapper, check_range, check_whole, compensate
-from hvd_compress.core.state_tree import Passing, Residual, Role, kinds
+from hvd_compress.core.state_tree import PerWorld, Residual, Role, kinds
 from hvd_compress.errors import SpecError
 from hvd_compress.methods.cast import Dense
 from hvd_compress.methods.wrappers.error_feedback import ErrorFeedback, ErrorFeedbackState
@@ -242,8 +242,8 @@ class DelayedState(NamedTuple):
     """
 
     step: int | Array
-    arriving: Passing
-    ahead: Passing
+    arriving: PerWorld
+    ahead: PerWorld
     inner: State
 
 

@@ -56,7 +56,7 @@ _OF_RANK = re.compile(r"\[(\d+(,\d+)?\]<std|default\d+\]:)")
 """Begins the lines of ranks in the output of horovodrun and of torchrun."""
 
 
-class Where(NamedTuple):
+class LaunchSpec(NamedTuple):
     """The hosts and ranks of a job."""
 
     hosts: int  # Emulated hosts; 0 for this machine
@@ -85,7 +85,7 @@ def choose_launcher(controller: Controller | None, needs_horovod: bool) -> Launc
 
 def read_where(
     hosts: int, rate: str | None, ranks_per_host: int, ranks: int | None, launcher: Launcher, on: str = ""
-) -> Where:
+) -> LaunchSpec:
     """Read the hosts and ranks of a job from a command's options; by default 2 ranks, or all slots of ``on``.
 
     Raises:
@@ -107,7 +107,7 @@ def read_where(
     slots = _slots(on) if on else 2
     if on and ranks is not None and ranks > slots:
         raise SpecError(f"ranks={ranks} is not allowed with on={on!r}: these machines have {slots} slots")
-    return Where(hosts, link, slots if ranks is None else ranks, launcher, on, ranks_per_host)
+    return LaunchSpec(hosts, link, slots if ranks is None else ranks, launcher, on, ranks_per_host)
 
 
 def _slots(on: str) -> int:
@@ -131,7 +131,7 @@ def read_link(text: str) -> str:
     return text
 
 
-def execute(program: Sequence[str], where: Where, watch: Callable[[], None], limit: float = TIME_LIMIT) -> None:
+def execute(program: Sequence[str], where: LaunchSpec, watch: Callable[[], None], limit: float = TIME_LIMIT) -> None:
     """Run ``python PROGRAM ...`` on every rank, at most so many seconds; call ``watch`` again and again.
 
     Raises:
@@ -146,7 +146,7 @@ def execute(program: Sequence[str], where: Where, watch: Callable[[], None], lim
         raise ClusterError(f"{failed}; it printed:\n{_tail(output)}")
 
 
-def _on_hosts(command: Sequence[str], where: Where, look: Callable[[], None], limit: float) -> tuple[str, str]:
+def _on_hosts(command: Sequence[str], where: LaunchSpec, look: Callable[[], None], limit: float) -> tuple[str, str]:
     with Cluster(where.hosts, where.rate, where.ranks_per_host) as cluster:
         horovod = where.launcher != "torchrun"
         ended = cluster.launch(command, ENVIRONMENT, timeout=limit, watch=look, horovod=horovod)
@@ -154,7 +154,7 @@ def _on_hosts(command: Sequence[str], where: Where, look: Callable[[], None], li
     return (f"the rank on {worst.host} ended with status {worst.code}" if worst.code else ""), worst.output
 
 
-def _here(command: Sequence[str], where: Where, look: Callable[[], None], limit: float) -> tuple[str, str]:
+def _here(command: Sequence[str], where: LaunchSpec, look: Callable[[], None], limit: float) -> tuple[str, str]:
     folder = Path(sys.executable).parent
     own = {} if where.on else ENVIRONMENT
     environment = {**os.environ, **own, **_MPI, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
@@ -165,7 +165,7 @@ def _here(command: Sequence[str], where: Where, look: Callable[[], None], limit:
     return (f"{name} ended with status {ended.code}" if ended.code else ""), ended.output
 
 
-def _start(where: Where, logs: str) -> list[str]:
+def _start(where: LaunchSpec, logs: str) -> list[str]:
     """Return the launcher of ranks; torchrun marks their lines only if it may keep them in files, too."""
     if where.launcher == "torchrun":
         options = ["--standalone", f"--nproc-per-node={where.ranks}", "--tee", "3", "--log-dir", logs, "--no-python"]

@@ -17,7 +17,7 @@ from hvd_compress.tools.bench.distributed.command import By, Hosts, On, Ranks, R
 from hvd_compress.tools.bench.distributed.results import BASELINES
 from hvd_compress.tools.bench.jobs import choose_launcher, read_where
 from hvd_compress.tools.cluster import Cluster
-from hvd_compress.tools.compare.comparison import Course
+from hvd_compress.tools.compare.comparison import ComparisonRun
 from hvd_compress.tools.compare.progress import Bars
 from hvd_compress.tools.compare.report import page, tables
 from hvd_compress.tools.compare.report.wording import words
@@ -125,7 +125,7 @@ def _run(request: Request, folder: Path, as_json: Path | None) -> int:
     trainings = len(request.lrs) + request.seeds - 1
     try:
         with Bars(request.methods, trainings, Console(stderr=True)) as bars:
-            known = Course(request, store, bars).run(save)
+            known = ComparisonRun(request, store, bars).run(save)
         if known is None:
             typer.echo("hvd-compress: no training has ended; the first error is above", err=True)
             return 1

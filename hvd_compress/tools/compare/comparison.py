@@ -11,7 +11,7 @@ from typing import Any
 from hvd_compress.engine.spec import parse
 from hvd_compress.errors import ClusterError
 from hvd_compress.tools.bench.distributed.results import BASELINES
-from hvd_compress.tools.bench.jobs import Where, execute
+from hvd_compress.tools.bench.jobs import LaunchSpec, execute
 from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.compare.job import Goal, Job, Outcome, Point
 from hvd_compress.tools.compare.measures import final, reach
@@ -29,7 +29,7 @@ _GRACE = 1800.0
 """Seconds that a job may take beyond its budget: for starting, evaluating and steps longer than expected."""
 
 
-class Course:
+class ComparisonRun:
     """The trainings of a comparison, in their order."""
 
     def __init__(self, request: Request, store: Store, watch: Bars) -> None:
@@ -112,7 +112,7 @@ class Course:
         self._store.keep_vnmse(spec, facts["vnmse"])
         self._watch.ends(job, None, "", fresh=True)
 
-    def _execute(self, job: Job, where: Where) -> dict[str, Any]:
+    def _execute(self, job: Job, where: LaunchSpec) -> dict[str, Any]:
         """Run a job, and return the last entry of each kind in its log.
 
         Raises:

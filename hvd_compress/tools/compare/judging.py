@@ -10,7 +10,17 @@ from typing import NamedTuple
 
 from hvd_compress.tools.bench.distributed.results import BASELINES
 from hvd_compress.tools.compare.job import Outcome
-from hvd_compress.tools.compare.measures import Reach, Split, Spread, cut, final, median_split, reach, spread, with_span
+from hvd_compress.tools.compare.measures import (
+    Split,
+    Spread,
+    TimeToTarget,
+    cut,
+    final,
+    median_split,
+    reach,
+    spread,
+    with_span,
+)
 from hvd_compress.tools.compare.results import Comparison, named
 from hvd_compress.tools.units import counted, metric
 
@@ -53,7 +63,7 @@ class Judgement(NamedTuple):
     warnings: tuple[str, ...] = ()  # Other parts of sentences that a reader must not miss
 
 
-Reached = Mapping[int, Reach | None]
+Reached = Mapping[int, TimeToTarget | None]
 """Outcomes by seed."""
 
 
@@ -97,7 +107,7 @@ def _place(one: Judgement, sign: float) -> tuple[float, ...]:
     return rank, float(one.reached < one.seeds), -sooner, took, -sign * one.final.median if one.final else 0.0
 
 
-def _reached(comparison: Comparison, spec: str) -> dict[int, Reach | None]:
+def _reached(comparison: Comparison, spec: str) -> dict[int, TimeToTarget | None]:
     return {one.seed: reach(one, comparison.target) for one in comparison.of(spec)}
 
 
@@ -134,7 +144,7 @@ def _judgement(comparison: Comparison, spec: str, baseline: str) -> Judgement:
     )
 
 
-def _ratio(base: Reach | None, own: Reach | None) -> float:
+def _ratio(base: TimeToTarget | None, own: TimeToTarget | None) -> float:
     """Return how many times sooner than the baseline; 0 if never, inf if the baseline never."""
     if own is None:
         return 0.0

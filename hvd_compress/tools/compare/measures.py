@@ -36,14 +36,14 @@ def with_span(found: Spread, form: Callable[[float], str]) -> str:
     return form(found.median) + (f" ({reaches})" if reaches else "")
 
 
-class Reach(NamedTuple):
+class TimeToTarget(NamedTuple):
     """Time at which a training reached the target."""
 
     seconds: float  # Training time
     steps: float  # Steps, with a fraction
 
 
-def reach(outcome: Outcome, target: float) -> Reach | None:
+def reach(outcome: Outcome, target: float) -> TimeToTarget | None:
     """Return when the metric first reached the target; None if it never did.
 
     Between the evaluation that shows it and the one before, the metric is taken to be linear. Where the one before is
@@ -58,11 +58,11 @@ def reach(outcome: Outcome, target: float) -> Reach | None:
     return None
 
 
-def _between(before: Point | None, after: Point, target: float) -> Reach:
+def _between(before: Point | None, after: Point, target: float) -> TimeToTarget:
     if before is None or not math.isfinite(before.metric):
-        return Reach(after.seconds, float(after.step))
+        return TimeToTarget(after.seconds, float(after.step))
     part = (target - before.metric) / (after.metric - before.metric)
-    return Reach(
+    return TimeToTarget(
         before.seconds + part * (after.seconds - before.seconds), before.step + part * (after.step - before.step)
     )
 

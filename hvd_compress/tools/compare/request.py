@@ -6,7 +6,7 @@ import shlex
 from typing import Any, Literal, NamedTuple
 
 from hvd_compress.core.bucketing import Merge
-from hvd_compress.tools.bench.jobs import Where
+from hvd_compress.tools.bench.jobs import LaunchSpec
 from hvd_compress.tools.compare.job import Job
 
 Framework = Literal["torch", "keras", "ddp"]
@@ -19,7 +19,7 @@ class Request(NamedTuple):
     task: str  # A name, or ``module:function``
     framework: Framework
     methods: list[str]  # Specs; `BASELINES` are among them
-    where: Where  # The hosts and ranks
+    where: LaunchSpec  # The hosts and ranks
     seeds: int  # Trainings of each method
     target: float | None  # None for the task's own
     budget: float  # Seconds of each training

@@ -24,7 +24,7 @@ from hvd_compress.errors import ExchangeError
 from hvd_compress.ops import wrong_length
 from hvd_compress.torch.horovod import caller
 from hvd_compress.torch.waiting import nap
-from hvd_compress.transport.groups import Group
+from hvd_compress.transport.groups import HorovodGroup
 from hvd_compress.transport.protocol import Handle
 
 
@@ -77,7 +77,7 @@ class Together(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HorovodTransport(Group):
+class HorovodTransport(HorovodGroup):
     """Transport over the ranks of a Horovod process set."""
 
     library = hvd

@@ -14,7 +14,7 @@ from hvd_compress.tools.bench.distributed import table
 from hvd_compress.tools.bench.distributed.results import Result, as_json, baseline_name, results
 from hvd_compress.tools.bench.distributed.shapes import SHAPES, count
 from hvd_compress.tools.bench.distributed.task import Measured, Part, Task, entries, run
-from hvd_compress.tools.bench.jobs import Controller, Framework, Where, choose_launcher, read_where
+from hvd_compress.tools.bench.jobs import Controller, Framework, LaunchSpec, choose_launcher, read_where
 from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.cluster.rates import bits_per_second
 from hvd_compress.tools.tables import Grid
@@ -176,7 +176,7 @@ def read_merges(given: Sequence[str]) -> list[Merge | None]:
     return [int(word) if word.strip().isdigit() else word.strip() for word in words] or [None]
 
 
-def _measured(task: Task, framework: Measured, where: Where) -> list[Result]:
+def _measured(task: Task, framework: Measured, where: LaunchSpec) -> list[Result]:
     bits = bits_per_second(where.rate) if where.hosts else None
     if task.what != "memory":
         return results(task, _reports(task, framework, where), bits)
@@ -187,7 +187,7 @@ def _measured(task: Task, framework: Measured, where: Where) -> list[Result]:
     return found
 
 
-def _reports(task: Task, framework: Measured, where: Where) -> list[list[Part]]:
+def _reports(task: Task, framework: Measured, where: LaunchSpec) -> list[list[Part]]:
     with progress(task.parts) as begins:
 
         def watch(done: int) -> None:
@@ -200,7 +200,7 @@ def _show(
     tables: Sequence[Grid],
     found: Sequence[Result],
     task: Task,
-    where: Where,
+    where: LaunchSpec,
     title: str,
     json_to: Path | None,
     plot: Path | None,

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from hvd_compress.core.bucketing import DEFAULT_MERGE, Merge, check_merge
 from hvd_compress.engine.spec import parse
 from hvd_compress.errors import SpecError
-from hvd_compress.tools.bench.jobs import Where, execute
+from hvd_compress.tools.bench.jobs import LaunchSpec, execute
 
 Driver = Literal["horovod", "ddp", "fsdp"]
 """The library that reduces gradients."""
@@ -175,7 +175,7 @@ def entries(
     return found
 
 
-def run(task: Task, framework: Measured, where: Where, watch: Callable[[int], None]) -> list[list[Part]]:
+def run(task: Task, framework: Measured, where: LaunchSpec, watch: Callable[[int], None]) -> list[list[Part]]:
     """Run a task, and return the report of each rank; call ``watch`` again and again with how many parts are done.
 
     Raises:

@@ -19,7 +19,7 @@ from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.totals import dense
 from hvd_compress.tools.bench.local.timing import Floats, plain_copy, seconds
-from hvd_compress.transport.lockstep import fly
+from hvd_compress.transport.lockstep import run_lockstep_encoded
 
 
 class Line(NamedTuple):
@@ -100,7 +100,9 @@ def _timed_step(
     ops: Ops, method: Method, bucket: Bucket, grads: Sequence[Floats], states: Sequence[State], rank: int
 ) -> Step:
     sent: list[int] = []
-    flights = fly(ops, method, bucket, grads, states, lambda message: sent.append(message.array.nbytes))
+    flights = run_lockstep_encoded(
+        ops, method, bucket, grads, states, lambda message: sent.append(message.array.nbytes)
+    )
     *encode, decode = flights[rank].laps
     begin = time.perf_counter()
     total = dense(ops, flights[rank].ended.total)
