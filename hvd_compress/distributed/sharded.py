@@ -300,8 +300,8 @@ class ShardedReducer:
         """Return connections of the ranks of a process group for all groups that they reduce."""
         if self._common.method.hierarchical:
             transport.connect()
-        lanes = transport.lanes([""])
-        return lanes[""] if lanes else transport
+        channels = transport.channels([""])
+        return channels[""] if channels else transport
 
     def discard(self) -> None:
         """Undo the last step, as its results were discarded."""

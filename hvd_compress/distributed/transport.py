@@ -149,7 +149,7 @@ class _Connector(NamedTuple):
     store: Any
     options: Any
 
-    def lane(self, name: str, world: World) -> GroupTransport:
+    def channel(self, name: str, world: World) -> GroupTransport:
         """Return a transport with connections of its own; all its ranks call it at the same time."""
         forth, back = (
             ProcessGroupGloo(PrefixStore(f"{name}.{way}", self.store), world.rank, world.size, self.options)
@@ -178,7 +178,7 @@ class GroupTransport:
     back: Any = field(default=None, compare=False)
     connector: _Connector | None = field(default=None, compare=False)
     members: Sequence[int] = field(default=(), compare=False)
-    _lanes: dict[str, GroupTransport] = field(default_factory=dict, compare=False)
+    _channels: dict[str, GroupTransport] = field(default_factory=dict, compare=False)
     _scopes: dict[Scope, GroupTransport] = field(default_factory=dict, compare=False)
 
     ordered = True
@@ -189,7 +189,7 @@ class GroupTransport:
         members = dist.get_process_group_ranks(group)
         return cls(group, launched(members, dist.get_rank(), os.environ), members=tuple(members))
 
-    def lanes(self, keys: Sequence[str]) -> dict[str, GroupTransport] | None:
+    def channels(self, keys: Sequence[str]) -> dict[str, GroupTransport] | None:
         """Return a transport for each bucket, if its collectives need not be ordered with those of others.
 
         All ranks call it at the same time.
@@ -198,11 +198,11 @@ class GroupTransport:
         if not self._over_gloo or not 0 < 2 * len(keys) * others <= _MOST_CONNECTIONS:
             return None
         for key in keys:
-            if key not in self._lanes:
-                self._lanes[key] = self._connected("lane", self.world)
+            if key not in self._channels:
+                self._channels[key] = self._connected("channel", self.world)
                 if self._scopes:
-                    self._lanes[key].connect()
-        return self._lanes
+                    self._channels[key].connect()
+        return self._channels
 
     def connect(self) -> None:
         """Connect the ranks within nodes and across nodes. All ranks call it at the same time."""
@@ -220,12 +220,12 @@ class GroupTransport:
     def _connected(self, name: str, world: World) -> GroupTransport:
         """Return a transport over Gloo, with connections of its own."""
         if self.connector is not None:
-            return self.connector.lane(name, world)
+            return self.connector.channel(name, world)
         serial = next(_SERIALS.setdefault(self.group, count()))
         options = self.group._get_backend(torch.device("cpu")).options
         store: Any = _get_process_group_store(self.group)
         connector = _Connector(store.clone(), options)  # as another thread may wait in the store for other ranks
-        return connector.lane(f"hvd_compress.{serial}.{name}", world)
+        return connector.channel(f"hvd_compress.{serial}.{name}", world)
 
     @cached_property
     def _over_gloo(self) -> bool:

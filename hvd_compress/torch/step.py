@@ -154,11 +154,11 @@ class Step:
         """Start to exchange gradients, including those held so far, in these buckets."""
         held, self._held = self._held or [], None
         self._places, self._expected = layout.places, layout.expected
-        lanes = self._transport.lanes([owner.bucket.key for owner in layout.buckets])
-        self._in_turns = lanes is None
+        channels = self._transport.channels([owner.bucket.key for owner in layout.buckets])
+        self._in_turns = channels is None
         how = self._prefix, self._replaces, self.votes.admits, self._meter.count
         self._exchanges = {
-            owner: BucketExchange(owner, lanes[owner.bucket.key] if lanes else self._transport, *how)
+            owner: BucketExchange(owner, channels[owner.bucket.key] if channels else self._transport, *how)
             for owner in layout.buckets
         }
         for entry in held:

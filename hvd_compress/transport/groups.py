@@ -121,7 +121,7 @@ class HorovodGroup:
         """The ranks of the process set; empty for all ranks."""
         return tuple(self.process_set.ranks or ())
 
-    def lanes(self, keys: Sequence[str]) -> Mapping[str, Self]:
+    def channels(self, keys: Sequence[str]) -> Mapping[str, Self]:
         """Return this group for each bucket, as Horovod matches collectives by their names."""
         return dict.fromkeys(keys, self)
 

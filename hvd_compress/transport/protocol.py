@@ -68,7 +68,7 @@ class TrainingTransport(Transport, Protocol):
     def members(self) -> Sequence[int]:
         """The ranks that take part, as the job numbers them; empty for all ranks."""
 
-    def lanes(self, keys: Sequence[str]) -> Mapping[str, Transport] | None:
+    def channels(self, keys: Sequence[str]) -> Mapping[str, Transport] | None:
         """Return a transport for each bucket, if its collectives need not be ordered with those of others.
 
         Args:

@@ -251,7 +251,7 @@ class ThreadTransport:
     board: Switchboard = field(repr=False)
     channel: str = ""
     _counts: Counter[Scope] = field(default_factory=Counter, repr=False, compare=False)
-    _lanes: dict[str, ThreadTransport] = field(default_factory=dict, repr=False, compare=False)
+    _channels: dict[str, ThreadTransport] = field(default_factory=dict, repr=False, compare=False)
     _connected: list[bool] = field(default_factory=list, repr=False, compare=False)
     _serials: Iterator[int] = field(default_factory=count, repr=False, compare=False)
 
@@ -270,19 +270,19 @@ class ThreadTransport:
 
     def apart(self) -> ThreadTransport:
         """Return a transport of the same ranks whose buckets have channels of their own."""
-        return replace(self, _lanes={}, _connected=[])
+        return replace(self, _channels={}, _connected=[])
 
-    def lanes(self, keys: Sequence[str]) -> Mapping[str, ThreadTransport] | None:
+    def channels(self, keys: Sequence[str]) -> Mapping[str, ThreadTransport] | None:
         """Return a transport for each bucket, or None if they take turns."""
         if self.ranks.matching == "names":
             return dict.fromkeys(keys, self)
         if self.ranks.matching == "turns":
             return None
         for key in keys:
-            if key not in self._lanes:
+            if key not in self._channels:
                 channel = f"{self.channel}/{next(self._serials)}"
-                self._lanes[key] = replace(self, channel=channel, _counts=Counter(), _lanes={})
-        return self._lanes
+                self._channels[key] = replace(self, channel=channel, _counts=Counter(), _channels={})
+        return self._channels
 
     def connect(self) -> None:
         """Make collectives within a node and across nodes possible."""

@@ -58,10 +58,10 @@ def test_nodes_are_connected_first() -> None:
         with pytest.raises(ExchangeError, match=r"before connect\(\)"):
             transport.start(one()._replace(scope="node"), "x")
         transport.connect()
-        lanes = transport.lanes(["b0"])
-        assert lanes is not None
+        channels = transport.channels(["b0"])
+        assert channels is not None
         return [
-            float(lanes["b0"].start(one(transport.world.rank)._replace(scope=scope), f"x.{scope}").result()[0])
+            float(channels["b0"].start(one(transport.world.rank)._replace(scope=scope), f"x.{scope}").result()[0])
             for scope in ("node", "across")
         ]
 
@@ -75,9 +75,9 @@ def test_channels_need_no_common_order_and_turns_do() -> None:
 
     def program(transport: ThreadTransport) -> list[float]:
         keys = ["a", "b"]
-        lanes = transport.lanes(keys) or dict.fromkeys(keys, transport)
+        channels = transport.channels(keys) or dict.fromkeys(keys, transport)
         order = keys if transport.world.rank else keys[::-1]
-        handles = {key: lanes[key].start(one(10 if key == "a" else 1), key) for key in order}
+        handles = {key: channels[key].start(one(10 if key == "a" else 1), key) for key in order}
         return [float(handles[key].result()[0]) for key in keys]
 
     assert ranks_of(2, matching="names").run(program) == ranks_of(2, matching="channels").run(program) == [[20, 2]] * 2
