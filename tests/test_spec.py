@@ -195,6 +195,13 @@ def test_any_options_come_back_or_are_refused(name: str, options: dict[str, Any]
     else:
         assert str(method).startswith(name)
         assert hc.parse(str(method)) == method
+        assert str(build(name, **dict(reversed(options.items())))) == str(method)
+
+
+def test_options_are_in_the_order_of_saved_states() -> None:
+    spec = "topk:ratio=0.1,momentum=0.9,nesterov=on,min_size=3,dense=fp16,every=4,feedback=off"
+    name, _, options = spec.partition(":")
+    assert str(hc.parse(f"{name}:{','.join(reversed(options.split(',')))}")) == spec
 
 
 @given(st.text(alphabet="topkrandmin8eswg:=,.-0123456789 \n", max_size=40))

@@ -151,7 +151,9 @@ def build(name: str, /, **params: Any) -> Router:
     method: Method = make(cls, name, {key: value for key, value in values.items() if key in own})
     if not method.supports_feedback:
         options |= {"feedback": "off"} | {key: value for key, value in MEMORY.items() if key in options}
-    changed = {key: values[key] for key, default in (own | options).items() if values.get(key, default) != default}
+    known = own | options
+    order = sorted(known, key="feedback".__eq__)  # feedback comes last, as in the states that were saved
+    changed = {key: values[key] for key in order if values.get(key, known[key]) != known[key]}
     options |= {key: value for key, value in values.items() if key in options}
     _check_memory(name, _remember(method, options), options, changed)
     spec = ":".join(filter(None, [name, ",".join(f"{key}={written(value)}" for key, value in changed.items())]))
