@@ -52,6 +52,8 @@ WRONG = {
     "doctor --timeout soon": "Invalid value for '--timeout'",
     "compare --methods topk,topk": "--methods has topk twice",
     "compare --hosts 2 --on h1:1": "on='h1:1' is not allowed with hosts=2",
+    "compare --hosts 2 --device cuda": "device='cuda' is not allowed with hosts=2",
+    "compare --framework keras --device cuda": "device='cuda' is not allowed with framework='keras'",
     "bench steps topk --hosts 2 --rate 1M": "rate='1M' is not allowed",
     "bench exchange topkk": "unknown method 'topkk'",
     "bench methods topk --plot /dev/null/file": "/dev/null",

@@ -25,6 +25,8 @@ class Setting(NamedTuple):
         data: A file or folder that the user names; empty for the task's own.
         options: Further settings of the task, as the user wrote them.
         preconditioned: Whether the method delivers updates, which plain SGD applies, instead of gradients.
+        device: Where the model and each minibatch are moved, such as ``"cuda:0"``; what ``evaluate`` tests on belongs
+            there, too.
     """
 
     seed: int = 0
@@ -35,6 +37,7 @@ class Setting(NamedTuple):
     data: str = ""
     options: Mapping[str, str] = {}
     preconditioned: bool = False
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Training:
         batches: From the number of an epoch to this rank's minibatches in it; every rank has as many.
         loss: From the model and a minibatch to the loss, a scalar tensor.
         evaluate: From the model to the mean of the metric over this rank's share of the test data. The shares are
-            equally large. The model is in evaluation mode, and no gradients are recorded.
+            equally large. The model is in evaluation mode and on the device, and no gradients are recorded.
         metric: The name of the metric.
         higher_is_better: Whether more of it is better.
         finish: From the mean over all ranks to the metric, as ``math.exp`` makes a perplexity of a cross entropy.

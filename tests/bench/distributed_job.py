@@ -55,7 +55,7 @@ def models(bench: TorchBench) -> None:
 
 
 if __name__ == "__main__":
-    worker = TorchBench([])
+    worker = TorchBench([], "cpu")
     exchanges(worker)
     models(worker)
     print(f"all is well on rank {worker.rank}")

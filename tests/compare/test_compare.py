@@ -118,9 +118,9 @@ def test_the_task_of_the_documentation(tmp_path: Path) -> None:
     text = (HERE.parents[1] / "docs" / "comparing.md").read_text()
     (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (tmp_path / "mine.py").write_text(block)
-    (line,) = re.findall(r"`hvd-compress compare (--task mine:build .*?)`", text)
+    (line,) = re.findall(r"`hvd-compress compare (--task mine.py:build .*?)`", text)
     compare(*line.split(), "--seeds", "1", folder=tmp_path)
-    found = read(tmp_path / "compare-mine-build")
+    found = read(tmp_path / "compare-mine-py-build")
     assert [one.curve[-1].metric > found.target == 0.9 for one in found.outcomes] == [True, True, True]
 
 

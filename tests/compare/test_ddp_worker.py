@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from hvd_compress.errors import ClusterError
 from hvd_compress.tools.bench.jobs import Launcher, LaunchSpec, execute
 from hvd_compress.tools.compare.comparison import WORKERS
 from hvd_compress.tools.compare.job import Job
@@ -44,3 +46,10 @@ def test_a_rank_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_h
     assert not found["diverged"] and found["goal"]["lr"] == 0.05
     metrics = {step: metric for step, _, metric in found["curve"]}
     assert metrics[0] < metrics[20] == metrics[40]
+
+
+def test_more_ranks_than_gpus(without_horovod: None) -> None:
+    ranks = torch.cuda.device_count() + 1
+    job, where = Job("digits", "none", device="cuda"), LaunchSpec(0, "unlimited", ranks, "torchrun", device="cuda")
+    with pytest.raises(ClusterError, match=r"UnsupportedError: --device cuda needs a GPU for each rank, and PyTorch"):
+        execute(["-m", WORKERS["ddp"], job.to_json()], where, lambda: None, 200)

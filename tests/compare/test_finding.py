@@ -27,8 +27,17 @@ def test_a_task_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "unfinished.py").write_text("import a_package_that_is_not_there\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "inner.py").write_text("from beside import build\n")
+    (tmp_path / "folder" / "beside.py").write_text((tmp_path / "of_mine.py").read_text())
+    (tmp_path / "json.py").write_text((tmp_path / "of_mine.py").read_text())
     for framework in ("torch", "keras"):
-        assert find("of_mine:build", framework)(Setting(seed=7)).epochs == 7
+        for name in ("of_mine:build", "of_mine.py:build", "folder/inner.py:build", f"{tmp_path}/folder/inner.py:build"):
+            assert find(name, framework)(Setting(seed=7)).epochs == 7
+    with pytest.raises(SpecError, match=r"another module 'json'; rename the file"):
+        find("json.py:build", "torch")
+    with pytest.raises(SpecError, match=r"there is no file .*/absent.py"):
+        find("absent.py:build", "torch")
     with pytest.raises(SpecError, match=r"'of_mine:wrong' gives int; it must give a hvd_compress.lab.Training"):
         find("of_mine:wrong", "torch")(Setting())
     for name in (

@@ -27,7 +27,7 @@ MINE = [shlex.split(command) for command in sorted({OURS.sub("", one) for one in
 STAND_INS = {
     "SPEC...": "topk:ratio=0.01",
     "FILE": "out.json",
-    "module:function": "mine:build",
+    "file.py:function": "mine.py:build",
     "server1:4,server2:4": "localhost:4,127.0.0.1:4",
     "server1:8,server2:8": "localhost:2,127.0.0.1:2",
 }

@@ -22,6 +22,9 @@ Framework = Literal["torch", "keras"]
 Controller = Literal["gloo", "mpi"]
 """Horovod's controllers: the libraries it communicates by."""
 
+Device = Literal["cpu", "cuda"]
+"""What ranks compute on; with ``cuda``, each has a GPU of its own."""
+
 Launcher = Literal["gloo", "mpi", "torchrun"]
 """What starts the ranks: horovodrun with one of these controllers, or torchrun, without Horovod."""
 
@@ -35,9 +38,10 @@ ENVIRONMENT = {
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"), "1"),
     "TF_NUM_INTEROP_THREADS": "1",
     "TF_CPP_MIN_LOG_LEVEL": "3",
-    "CUDA_VISIBLE_DEVICES": "-1",
 }
 """On this machine, a rank has one thread for its arithmetic."""
+
+_NO_GPU = {"CUDA_VISIBLE_DEVICES": "-1"}
 
 _MPI = {
     "OMPI_MCA_mpi_yield_when_idle": "1",  # there may be more ranks than cores
@@ -65,6 +69,7 @@ class LaunchSpec(NamedTuple):
     launcher: Launcher
     on: str = ""  # Other machines and their slots, as ``horovodrun -H`` takes them; empty for this machine
     ranks_per_host: int = 1  # Ranks of each emulated host
+    device: Device = "cpu"
 
     @property
     def size(self) -> int:
@@ -75,7 +80,8 @@ class LaunchSpec(NamedTuple):
             each = f" with {self.ranks_per_host} ranks each" if self.ranks_per_host > 1 else ""
             return f"{self.hosts} emulated hosts{each}, {self.rate}"
         ranks = counted(self.ranks, "rank")
-        return f"{ranks} on {self.on or 'this machine'}, {self.launcher}"
+        gpus = " with a GPU each" if self.device == "cuda" else ""
+        return f"{ranks}{gpus} on {self.on or 'this machine'}, {self.launcher}"
 
 
 def choose_launcher(controller: Controller | None, needs_horovod: bool) -> Launcher:
@@ -108,6 +114,22 @@ def read_where(
     if on and ranks is not None and ranks > slots:
         raise SpecError(f"ranks={ranks} is not allowed with on={on!r}: these machines have {slots} slots")
     return LaunchSpec(hosts, link, slots if ranks is None else ranks, launcher, on, ranks_per_host)
+
+
+def on_device(where: LaunchSpec, device: Device, framework: str) -> LaunchSpec:
+    """Return the same hosts and ranks, computing on this device.
+
+    Raises:
+        SpecError: If these are emulated hosts, which would share GPUs, or another framework than PyTorch.
+    """
+    if device == "cuda" and framework == "keras":
+        raise SpecError(f"device={device!r} is not allowed with framework='keras': GPUs are for torch, ddp and fsdp")
+    if device == "cuda" and where.hosts:
+        raise SpecError(
+            f"device={device!r} is not allowed with hosts={where.hosts}: emulated hosts have no GPUs of their own;"
+            " leave out --hosts and --rate, or take --device cpu"
+        )
+    return where._replace(device=device)
 
 
 def _slots(on: str) -> int:
@@ -149,14 +171,14 @@ def execute(program: Sequence[str], where: LaunchSpec, watch: Callable[[], None]
 def _on_hosts(command: Sequence[str], where: LaunchSpec, look: Callable[[], None], limit: float) -> tuple[str, str]:
     with Cluster(where.hosts, where.rate, where.ranks_per_host) as cluster:
         horovod = where.launcher != "torchrun"
-        ended = cluster.launch(command, ENVIRONMENT, timeout=limit, watch=look, horovod=horovod)
+        ended = cluster.launch(command, ENVIRONMENT | _NO_GPU, timeout=limit, watch=look, horovod=horovod)
     worst = max(ended, key=lambda one: (one.code > 0, one.code < 0))  # the one that failed, not those ended for it
     return (f"the rank on {worst.host} ended with status {worst.code}" if worst.code else ""), worst.output
 
 
 def _here(command: Sequence[str], where: LaunchSpec, look: Callable[[], None], limit: float) -> tuple[str, str]:
     folder = Path(sys.executable).parent
-    own = {} if where.on else ENVIRONMENT
+    own = ({} if where.on else ENVIRONMENT) | (_NO_GPU if where.device == "cpu" else {})
     environment = {**os.environ, **own, **_MPI, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
     with tempfile.TemporaryDirectory(prefix="hvd-compress-logs-") as logs:
         command = [*_start(where, logs), *command]

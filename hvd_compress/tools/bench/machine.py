@@ -24,6 +24,8 @@ class Machine(NamedTuple):
     kernel: str  # The version of the kernel
     python: str
     packages: dict[str, str]  # Versions of the packages that count, of those installed
+    # The models of NVIDIA's GPUs
+    gpus: list[str] = []  # noqa: RUF012
 
     @classmethod
     def here(cls) -> Machine:
@@ -31,12 +33,13 @@ class Machine(NamedTuple):
         system = _first(r'PRETTY_NAME="?([^"\n]*)', "/etc/os-release") or platform.system()
         cpu = _first(r"model name\s*: (.*)", "/proc/cpuinfo") or platform.machine()
         cores = len(os.sched_getaffinity(0))
-        return cls(cpu, cores, memory, system, platform.release(), platform.python_version(), _versions())
+        gpus = [_first(r"Model:\s*(.*)", str(path)) for path in Path("/proc/driver/nvidia/gpus").glob("*/information")]
+        return cls(cpu, cores, memory, system, platform.release(), platform.python_version(), _versions(), gpus)
 
     def __str__(self) -> str:
         cores = counted(self.cores, "core")
         packages = ", ".join(f"{name} {version}" for name, version in self.packages.items())
-        hardware = f"{self.cpu}, {cores}, {self.memory_bytes / 2**30:.0f} GiB"
+        hardware = ", ".join([self.cpu, cores, f"{self.memory_bytes / 2**30:.0f} GiB", *self.gpus])
         return f"{hardware}; {self.system}, Linux {self.kernel}; Python {self.python}, {packages}"
 
 

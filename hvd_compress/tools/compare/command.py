@@ -13,9 +13,9 @@ from rich.markup import escape
 from hvd_compress.engine.spec import parse
 from hvd_compress.errors import SpecError
 from hvd_compress.lab import Setting
-from hvd_compress.tools.bench.distributed.command import By, Hosts, On, Ranks, RanksPerHost, Rate, read_merges
+from hvd_compress.tools.bench.distributed.command import By, Computes, Hosts, On, Ranks, RanksPerHost, Rate, read_merges
 from hvd_compress.tools.bench.distributed.results import BASELINES
-from hvd_compress.tools.bench.jobs import choose_launcher, read_where
+from hvd_compress.tools.bench.jobs import choose_launcher, on_device, read_where
 from hvd_compress.tools.cluster import Cluster
 from hvd_compress.tools.compare.comparison import ComparisonRun
 from hvd_compress.tools.compare.progress import Bars
@@ -45,7 +45,7 @@ _TASKS = "; ".join(f"{name}: {what}" for name, what in TASKS.items())
 
 @app.command()
 def compare(
-    task: Annotated[str, typer.Option(help=f"The task. {_TASKS}; or module:function of your own.")] = "digits",
+    task: Annotated[str, typer.Option(help=f"The task. {_TASKS}; or file.py:function of your own.")] = "digits",
     methods: Annotated[
         str, typer.Option(help=f"Specs, separated by commas. {' and '.join(BASELINES)} are always among them.")
     ] = _METHODS,
@@ -55,6 +55,7 @@ def compare(
     ranks: Ranks = None,
     controller: By = None,
     on: On = "",
+    device: Computes = "cpu",
     framework: Annotated[
         Framework, typer.Option(help="The framework; ddp is PyTorch with DistributedDataParallel instead of Horovod.")
     ] = "torch",
@@ -89,7 +90,7 @@ def compare(
             task=task,
             framework=framework,
             methods=read_methods(methods),
-            where=read_where(hosts, rate, ranks_per_host, ranks, launcher, on),
+            where=on_device(read_where(hosts, rate, ranks_per_host, ranks, launcher, on), device, framework),
             seeds=seeds,
             target=target,
             budget=read_time("budget", budget, long=True),

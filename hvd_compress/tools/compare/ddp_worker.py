@@ -23,7 +23,7 @@ class DDPTrainer(GroupRank, TorchModel):
 
     def step(self, batch: Any) -> float:
         self._plain.zero_grad()
-        loss = self._training.loss(self._wrapped, batch)
+        loss = self.loss(self._wrapped, batch)
         loss.backward()
         self._clip()
         self._plain.step()

@@ -6,12 +6,13 @@ import json
 from typing import NamedTuple
 
 from hvd_compress.core.bucketing import Merge
+from hvd_compress.tools.bench.jobs import Device
 
 
 class Job(NamedTuple):
     """One training."""
 
-    task: str  # A name, or ``module:function``
+    task: str  # A name, or ``file.py:function``
     spec: str
     seed: int = 0  # The seed of the weights and the data
     lr: float | None = None  # The learning rate; None for the task's own
@@ -21,6 +22,7 @@ class Job(NamedTuple):
     data: str = ""  # See `Setting`
     # See `Setting`
     options: dict[str, str] = {}  # noqa: RUF012
+    device: Device = "cpu"
     measured: int = 0  # If not 0: train so many steps, only to measure the error of the compressed sums
     log: str = ""  # The file to which rank 0 adds lines of JSON
 

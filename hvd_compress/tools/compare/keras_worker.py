@@ -18,6 +18,7 @@ from hvd_compress.engine.spec import parse
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.lab import Setting, Training
 from hvd_compress.tensorflow import Compression, caller
+from hvd_compress.tools.bench.jobs import Device
 from hvd_compress.tools.compare.job import Job
 from hvd_compress.tools.compare.worker import main, merged
 from hvd_compress.tools.ranks.keras import KerasRank
@@ -32,8 +33,8 @@ class KerasTrainer(KerasRank):
         UnsupportedError: If there is one rank only.
     """
 
-    def __init__(self, specs: Sequence[str]) -> None:
-        super().__init__(specs)
+    def __init__(self, specs: Sequence[str], device: Device) -> None:
+        super().__init__(specs, device)
         if self.size == 1:
             raise UnsupportedError(
                 "one rank exchanges and compresses nothing in Keras: take 2 ranks or more, or PyTorch, where one does"

@@ -16,7 +16,7 @@ Framework = Literal["torch", "keras", "ddp"]
 class Request(NamedTuple):
     """The settings of a comparison."""
 
-    task: str  # A name, or ``module:function``
+    task: str  # A name, or ``file.py:function``
     framework: Framework
     methods: list[str]  # Specs; `BASELINES` are among them
     where: LaunchSpec  # The hosts and ranks
@@ -36,7 +36,8 @@ class Request(NamedTuple):
         return {name: getattr(self, name) for name in names} | {"where": self.where._asdict()}
 
     def job(self, spec: str, seed: int, lr: float | None) -> Job:
-        return Job(self.task, spec, seed, lr, self.merge, self.epochs, self.budget, self.data, self.options)
+        of_task = self.merge, self.epochs, self.budget, self.data, self.options
+        return Job(self.task, spec, seed, lr, *of_task, self.where.device)
 
     def command(self, output: str) -> str:
         """Return the command that asks for this."""
@@ -49,6 +50,7 @@ class Request(NamedTuple):
             words += ["--ranks", where.ranks]
             words += [] if where.launcher == "torchrun" else ["--controller", where.launcher]
             words += ["--on", where.on] if where.on else []
+            words += [] if where.device == "cpu" else ["--device", where.device]
         words += ["--framework", self.framework, "--seeds", self.seeds, "--budget", f"{self.budget:g}s"]
         words += [] if self.target is None else ["--target", f"{self.target:g}"]
         words += [] if self.lrs == [None] else ["--lr", ",".join(f"{lr:g}" for lr in self.lrs if lr is not None)]

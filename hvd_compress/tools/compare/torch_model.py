@@ -8,18 +8,22 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
+from torch.utils import _pytree as pytree
 
 from hvd_compress.lab import Setting, Training
+from hvd_compress.tools.ranks.process import settle
 
 
 class TorchModel:
     """A model in training: the part of a `Trainer` of PyTorch that does not communicate."""
 
     compression: Any
+    device: str
 
     def build(self, make: Callable[[Setting], Training], setting: Setting) -> Training:
         torch.manual_seed(setting.seed)
         self._training = make(setting)
+        self._training.model.to(self.device)
         self._plain = self._training.optimizer
         self._before = copy.deepcopy([self._training.model.state_dict(), self._plain.state_dict()])
         self._rates = [group["lr"] for group in self._plain.param_groups]
@@ -28,9 +32,15 @@ class TorchModel:
 
     def step_alone(self, batch: Any) -> None:
         self._plain.zero_grad()
-        self._training.loss(self._training.model, batch).backward()
+        self.loss(self._training.model, batch).backward()
         self._clip()
         self._plain.step()
+        settle(self.device)
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> Any:
+        """Return the loss of a minibatch, which is moved to the device of this rank."""
+        on_device = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device), batch)
+        return self._training.loss(model, on_device)
 
     def restart(self) -> None:
         """Undo the steps made alone."""

@@ -28,7 +28,7 @@ class TorchTrainer(TorchRank, TorchModel):
 
     def step(self, batch: Any) -> float:
         self._optimizer.zero_grad()
-        loss = self._training.loss(self._training.model, batch)
+        loss = self.loss(self._training.model, batch)
         loss.backward()
         self._optimizer.synchronize()
         self._clip()

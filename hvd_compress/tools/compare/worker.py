@@ -19,6 +19,7 @@ import numpy.typing as npt
 from hvd_compress.engine.spec import parse
 from hvd_compress.errors import CompressionError
 from hvd_compress.lab import Setting, Training
+from hvd_compress.tools.bench.jobs import Device
 from hvd_compress.tools.compare.job import Goal, Job, Outcome, Point
 from hvd_compress.tools.compare.results import outcome_facts
 from hvd_compress.tools.compare.tasks import find
@@ -34,12 +35,14 @@ class Trainer(Protocol):
     Attributes:
         rank: Of this process.
         size: How many ranks there are.
+        device: Of this process, such as ``"cuda:0"``.
         reads_device: Whether this rank reads the counters of the network device, for all ranks of its host.
         compression: That of `distribute`.
     """
 
     rank: int
     size: int
+    device: str
     reads_device: bool
     compression: Any
 
@@ -111,7 +114,7 @@ class Run:
         method = parse(job.spec)
         place = trainer.rank, trainer.size
         plain, updates = method.needs_plain_sgd, method.preconditioned
-        setting = Setting(job.seed, *place, job.lr, not plain, job.data, job.options, updates)
+        setting = Setting(job.seed, *place, job.lr, not plain, job.data, job.options, updates, trainer.device)
         self._job, self._trainer, self._method = job, trainer, method
         self._training = trainer.build(make, setting)
         self._log = Log(job, trainer)
@@ -128,7 +131,7 @@ class Run:
         spec = measuring(self._job.spec) if self._job.measured else self._job.spec
         self._trainer.distribute(spec, self._job)
         self._seconds_alone = max(found for (found,) in self._trainer.gather([alone]))
-        forget_peak()
+        forget_peak(self._trainer.device)
 
     def _alone(self) -> float:
         """Return the median of steps in which all ranks compute and nobody communicates."""
@@ -211,7 +214,7 @@ class Run:
         stats, clock, made = self._trainer.compression.stats(), self._clock, max(steps, 1)
         times = [stats.encode_seconds, stats.wait_seconds, stats.decode_seconds]
         numbers = [math.nan if value is None else value / made for value in times]
-        sizes = [stats.bytes_sent / made, max(clock.sent, clock.received) / made, float(peak())]
+        sizes = [stats.bytes_sent / made, max(clock.sent, clock.received) / made, float(peak(self._trainer.device))]
         found = self._trainer.gather([*numbers, *sizes, _fingerprint(self._trainer.weights())])
         columns = list(zip(*found, strict=True))
         encode, wait, decode = (_known(sum(column) / len(column)) for column in columns[:3])
@@ -261,11 +264,11 @@ def measuring(spec: str) -> str:
     return f"{spec}{',' if ':' in spec else ':'}measure=on"
 
 
-def main(framework: str, trainer: Callable[[Sequence[str]], Trainer]) -> None:
+def main(framework: str, trainer: Callable[[Sequence[str], Device], Trainer]) -> None:
     """Do the job that the command line tells, on this rank."""
     job = Job.from_json(sys.argv[1])
     try:
-        one = Run(job, find(job.task, framework), trainer([job.spec]))
+        one = Run(job, find(job.task, framework), trainer([job.spec], job.device))
         one.begin()
         if job.measured:
             one.measure()

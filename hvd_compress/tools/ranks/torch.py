@@ -7,14 +7,17 @@ from collections.abc import Sequence
 import horovod.torch as hvd
 import torch
 
+from hvd_compress.tools.bench.jobs import Device
+from hvd_compress.tools.ranks.process import settle
 from hvd_compress.tools.ranks.rank import Rank
 
 
 class TorchRank(Rank):
-    def __init__(self, specs: Sequence[str]) -> None:
-        super().__init__(hvd, specs)
+    def __init__(self, specs: Sequence[str], device: Device) -> None:
+        super().__init__(hvd, specs, device)
 
     def gather(self, values: list[float]) -> list[list[float]]:
         """Return the values of all ranks."""
+        settle(self.device)
         found: list[list[float]] = hvd.allgather(torch.tensor([values], dtype=torch.float64), name="gather").tolist()
         return found

@@ -14,7 +14,15 @@ from hvd_compress.tools.bench.distributed import table
 from hvd_compress.tools.bench.distributed.results import Result, as_json, baseline_name, results
 from hvd_compress.tools.bench.distributed.shapes import SHAPES, count
 from hvd_compress.tools.bench.distributed.task import Measured, Part, Task, entries, run
-from hvd_compress.tools.bench.jobs import Controller, Framework, LaunchSpec, choose_launcher, read_where
+from hvd_compress.tools.bench.jobs import (
+    Controller,
+    Device,
+    Framework,
+    LaunchSpec,
+    choose_launcher,
+    on_device,
+    read_where,
+)
 from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.cluster.rates import bits_per_second
 from hvd_compress.tools.tables import Grid
@@ -60,6 +68,10 @@ By = Annotated[
     Controller | None,
     typer.Option(help="The library that Horovod communicates by, without --hosts. [gloo; none without Horovod]"),
 ]
+Computes = Annotated[
+    Device,
+    typer.Option(help="What ranks compute on, in PyTorch; with cuda, each has a GPU of its own."),
+]
 Trains = Annotated[Framework, typer.Option(help="The framework that trains.")]
 Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each method.")]
 Warmup = Annotated[int, typer.Option(min=1, help="Steps of each method before those.")]
@@ -93,6 +105,7 @@ def steps(
     ranks: Ranks = None,
     controller: By = None,
     on: On = "",
+    device: Computes = "cpu",
     framework: Annotated[
         Measured,
         typer.Option(help="The framework; ddp and fsdp are PyTorch's own DistributedDataParallel and FSDP2."),
@@ -118,9 +131,9 @@ def steps(
     """
     with refusals():
         compared = entries(specs, read_merges(merge or []), against or [], framework)
-        task = Task("memory" if memory else "steps", model, compared, steps, warmup, 0, "")
+        task = Task("memory" if memory else "steps", model, compared, steps, warmup, 0, "", device)
         launcher = choose_launcher(controller, bool(on) or task.needs_horovod)
-        where = read_where(hosts, rate, ranks_per_host, ranks, launcher, on)
+        where = on_device(read_where(hosts, rate, ranks_per_host, ranks, launcher, on), device, framework)
         title = f"Steps of {model} with {framework}, {where}"
         found = _measured(task, framework, where)
         if memory:
@@ -142,6 +155,7 @@ def exchange(
     ranks: Ranks = None,
     controller: By = None,
     on: On = "",
+    device: Computes = "cpu",
     shapes: Annotated[Model, typer.Option(help="The model whose gradients are exchanged.")] = "resnet50",
     steps: Steps = 12,
     warmup: Warmup = 4,
@@ -160,8 +174,8 @@ def exchange(
     """
     with refusals():
         compared = entries(specs, read_merges(merge or []), against or [])
-        task = Task("exchange", shapes, compared, steps, warmup, _PROFILED if profile else 0, "")
-        where = read_where(hosts, rate, ranks_per_host, ranks, controller or "gloo", on)
+        task = Task("exchange", shapes, compared, steps, warmup, _PROFILED if profile else 0, "", device)
+        where = on_device(read_where(hosts, rate, ranks_per_host, ranks, controller or "gloo", on), device, "torch")
         sizes = SHAPES[shapes]()
         title = f"Exchange of {len(sizes)} gradients of {shapes}, {count(sizes):,} numbers, {where}"
         found = _measured(task, "torch", where)

@@ -15,6 +15,7 @@ from hvd_compress.engine.stats import Stats
 from hvd_compress.tools.bench.distributed.measuring import measure
 from hvd_compress.tools.bench.distributed.task import Entry, Task
 from hvd_compress.tools.bench.distributed.torch_models import RATE, Loss, Models, ModelSubject, Tensor
+from hvd_compress.tools.bench.jobs import Device
 from hvd_compress.tools.ranks.group import GroupRank
 
 RANK = 4
@@ -51,9 +52,9 @@ class DDPSubject(ModelSubject):
 
 
 class DDPBench(GroupRank):
-    def __init__(self, specs: Sequence[str]) -> None:
-        super().__init__(specs)
-        self._models = Models(self.rank)
+    def __init__(self, specs: Sequence[str], device: Device) -> None:
+        super().__init__(specs, device)
+        self._models = Models(self.rank, self.device)
 
     def make(self, entry: Entry, what: str, model: str) -> ModelSubject:
         parameters, loss = self._models.make(what, model)

@@ -28,7 +28,7 @@ class ShardedModel(Model):
 class FSDPBench(DDPBench):
     def _wrapped(self, entry: Entry, parameters: Sequence[Tensor], loss: Loss) -> ModelSubject:
         module = ShardedModel(parameters, loss)
-        fully_shard(module, mesh=init_device_mesh("cpu", (self.size,)), mp_policy=_precision(entry))
+        fully_shard(module, mesh=init_device_mesh(self.device.split(":")[0], (self.size,)), mp_policy=_precision(entry))
         optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
         subject = DDPSubject(list(module.parameters()), lambda _: module(), optimizer)
         if not entry.own:

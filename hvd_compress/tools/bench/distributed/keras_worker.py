@@ -21,6 +21,7 @@ from hvd_compress.keras import Compression
 from hvd_compress.tools.bench.distributed.measuring import measure
 from hvd_compress.tools.bench.distributed.shapes import BLOCKS_OF_MLP, CLASSES, DEPTH, NARROW, WIDTH, many
 from hvd_compress.tools.bench.distributed.task import Entry, Task
+from hvd_compress.tools.bench.jobs import Device
 from hvd_compress.tools.ranks.keras import KerasRank
 
 BATCH = 32
@@ -51,10 +52,10 @@ class KerasSubject:
 
 
 class KerasBench(KerasRank):
-    def __init__(self, specs: Sequence[str]) -> None:
+    def __init__(self, specs: Sequence[str], device: Device) -> None:
         tf.config.threading.set_intra_op_parallelism_threads(1)
         tf.config.threading.set_inter_op_parallelism_threads(1)
-        super().__init__(specs)
+        super().__init__(specs, device)
 
     def make(self, entry: Entry, what: str, model: str) -> KerasSubject:
         built, loss, batch = MODELS[model](np.random.default_rng(self.rank))

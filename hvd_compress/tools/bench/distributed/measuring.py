@@ -5,13 +5,16 @@ from __future__ import annotations
 import cProfile
 import json
 import pstats
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from hvd_compress.engine.stats import Stats
+from hvd_compress.errors import CompressionError
 from hvd_compress.tools.bench.distributed.task import ALONE, TURN, Entry, Part, Task
+from hvd_compress.tools.bench.jobs import Device
 from hvd_compress.tools.ranks.process import device_bytes, forget_peak, peak
 
 _ROWS = 15
@@ -40,10 +43,12 @@ class Bench(Protocol):
 
     Attributes:
         rank: Of this process.
+        device: Of this process, such as ``"cuda:0"``.
         reads_device: Whether this rank reads the counters of the network device, for all ranks of its host.
     """
 
     rank: int
+    device: str
     reads_device: bool
 
     def make(self, entry: Entry, what: str, model: str) -> Subject:
@@ -63,14 +68,21 @@ class Now(NamedTuple):
     called: float | None
 
 
-def measure(task: Task, start: Callable[[Sequence[str]], Bench]) -> None:
+def measure(task: Task, start: Callable[[Sequence[str], Device], Bench]) -> None:
     """Measure all that is wanted. Rank 0 writes it down: its own part as it comes, that of the others at the end.
 
     Args:
         task: The task of the job.
-        start: Starts Horovod for these methods.
+        start: Starts the ranks for these methods, on a device.
     """
-    lines, bench = [], start(task.specs)
+    try:
+        _measure(task, start(task.specs, task.device))
+    except CompressionError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+
+
+def _measure(task: Task, bench: Bench) -> None:
+    lines = []
     for part in _parts(task, bench):
         lines.append(json.dumps(part._asdict()) + "\n")
         if bench.rank == 0:
@@ -155,17 +167,17 @@ def _memory(task: Task, bench: Bench, index: int) -> Part:
     _steps(bench.make(entry, task.what, "small"), 3)
     alone = bench.make(Entry(ALONE), task.what, task.model)
     _steps(alone, task.warmup)
-    base = _peak(lambda: _steps(alone, 2))
+    base = _peak(bench.device, lambda: _steps(alone, 2))
     alone.release()
     subject = bench.make(entry, task.what, task.model)
     _steps(subject, max(task.warmup, entry.warmup))
-    return Part(index, memory=_peak(lambda: _steps(subject, task.steps)) - base)
+    return Part(index, memory=_peak(bench.device, lambda: _steps(subject, task.steps)) - base)
 
 
-def _peak(work: Callable[[], Any]) -> int:
-    forget_peak()
+def _peak(device: str, work: Callable[[], Any]) -> int:
+    forget_peak(device)
     work()
-    return peak()
+    return peak(device)
 
 
 def _profile(subject: Subject, steps: int) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from hvd_compress.core.bucketing import DEFAULT_MERGE, Merge, check_merge
 from hvd_compress.engine.spec import parse
 from hvd_compress.errors import SpecError
-from hvd_compress.tools.bench.jobs import LaunchSpec, execute
+from hvd_compress.tools.bench.jobs import Device, LaunchSpec, execute
 
 Driver = Literal["horovod", "ddp", "fsdp"]
 """The library that reduces gradients."""
@@ -73,6 +73,7 @@ class Task(NamedTuple):
     warmup: int  # Steps of each before, at least
     profiled: int  # Steps of each under a profiler, after all is measured
     reports: str  # The folder for the workers' reports
+    device: Device = "cpu"
 
     @property
     def specs(self) -> list[str]:

@@ -7,7 +7,7 @@ before each step they are written anew, which is not measured.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from hvd_compress.engine.stats import Stats
 from hvd_compress.ops.arrays import Shape
 from hvd_compress.tools.bench.distributed.shapes import BLOCKS, CLASSES, NARROW, SHAPES, WIDTH
+from hvd_compress.tools.ranks.process import settle
 
 Tensor = Any
 Loss = Callable[[Sequence[Any]], Any]
@@ -45,18 +46,24 @@ class ModelSubject:
 
     def step(self) -> float:
         """Make a step; of ``exchange``, only the backward pass and what it sets off count."""
+        device = str(self.parameters[0].device)
         if not self.exchange:
-            begin = time.perf_counter()
+            begin = self._now(device)
             self.optimizer.zero_grad()
             self.loss(self.parameters).backward()
             self.optimizer.step()
-            return time.perf_counter() - begin
+            return self._now(device) - begin
         self.release()
         loss = self.loss(self.parameters)
-        begin = time.perf_counter()
+        begin = self._now(device)
         loss.backward()
         self.synchronize()
-        return time.perf_counter() - begin
+        return self._now(device) - begin
+
+    @staticmethod
+    def _now(device: str) -> float:
+        settle(device)
+        return time.perf_counter()
 
     def synchronize(self) -> None:
         """Wait until the gradients are reduced."""
@@ -72,9 +79,9 @@ class ModelSubject:
 class Models:
     """The parameters and losses of one rank."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, device: str) -> None:
         torch.set_num_threads(1)
-        self._rank = rank
+        self._rank, self._device = rank, device
         self._weights: dict[str, list[Tensor]] = {}
         self._gradients: dict[str, tuple[list[Tensor], list[Tensor]]] = {}
 
@@ -82,27 +89,31 @@ class Models:
         """Return parameters, which share their memory with those of other entries, and the loss."""
         shapes = SMALL if model == "small" else SHAPES[model]()
         if model not in self._weights:
-            self._weights[model] = [from_numpy(value) for value in weights(shapes)]
+            self._weights[model] = self._on_device(weights(shapes))
         parameters = [torch.nn.Parameter(weight.detach()) for weight in self._weights[model]]
         ready = what == "exchange" or model in ("small", "many")
-        return parameters, self._ready(model, shapes) if ready else LOSSES[model](self._rank)
+        return parameters, self._ready(model, shapes) if ready else LOSSES[model](self._rank, self._device)
 
     def _ready(self, model: str, shapes: Sequence[Shape]) -> Loss:
         """Return a loss whose gradients are there already; backward hands them out, the last parameter first."""
         if model not in self._gradients:
             rng = np.random.default_rng((1, self._rank))
-            given = [from_numpy(0.01 * rng.standard_normal(shape, np.float32)) for shape in shapes]
-            self._gradients[model] = given, [from_numpy(np.empty(shape, np.float32)) for shape in shapes]
+            values = (0.01 * rng.standard_normal(shape, np.float32) for shape in shapes)
+            empty = (np.empty(shape, np.float32) for shape in shapes)
+            self._gradients[model] = self._on_device(values), self._on_device(empty)
         given, handed = self._gradients[model]
 
         def loss(parameters: Sequence[Tensor]) -> Tensor:
             torch._foreach_copy_(handed, given)
-            value = torch.zeros((), requires_grad=True)
+            value = torch.zeros((), device=self._device, requires_grad=True)
             for parameter, gradient in zip(parameters, handed, strict=True):
                 value = _READY.apply(value, parameter, gradient)
             return value
 
         return loss
+
+    def _on_device(self, arrays: Iterable[Any]) -> list[Tensor]:
+        return [from_numpy(array).to(self._device) for array in arrays]
 
 
 class _Ready(torch.autograd.Function):
@@ -137,10 +148,10 @@ def weights(shapes: Sequence[Shape]) -> Iterator[Any]:
         before = len(shape)
 
 
-def linear(rank: int) -> Loss:
+def linear(rank: int, device: str) -> Loss:
     draw = torch.Generator().manual_seed(rank)
-    inputs = torch.randn(BATCH, WIDTH, generator=draw)
-    labels = torch.randint(CLASSES, (BATCH,), generator=draw)
+    inputs = torch.randn(BATCH, WIDTH, generator=draw).to(device)
+    labels = torch.randint(CLASSES, (BATCH,), generator=draw).to(device)
 
     def loss(parameters: Sequence[Tensor]) -> Tensor:
         x = torch.nn.functional.linear(inputs, *parameters[:2])
@@ -151,10 +162,10 @@ def linear(rank: int) -> Loss:
     return loss
 
 
-def mlp(rank: int) -> Loss:
+def mlp(rank: int, device: str) -> Loss:
     draw = torch.Generator().manual_seed(rank)
-    inputs = torch.randn(BATCH, NARROW, generator=draw)
-    labels = torch.randint(CLASSES, (BATCH,), generator=draw)
+    inputs = torch.randn(BATCH, NARROW, generator=draw).to(device)
+    labels = torch.randint(CLASSES, (BATCH,), generator=draw).to(device)
     functional = torch.nn.functional
 
     def loss(parameters: Sequence[Tensor]) -> Tensor:
@@ -167,10 +178,10 @@ def mlp(rank: int) -> Loss:
     return loss
 
 
-def resnet50(rank: int) -> Loss:
+def resnet50(rank: int, device: str) -> Loss:
     draw = torch.Generator().manual_seed(rank)
-    images = torch.randn(IMAGES, 3, SIDE, SIDE, generator=draw)
-    labels = torch.randint(1000, (IMAGES,), generator=draw)
+    images = torch.randn(IMAGES, 3, SIDE, SIDE, generator=draw).to(device)
+    labels = torch.randint(1000, (IMAGES,), generator=draw).to(device)
     functional = torch.nn.functional
 
     def convolve(x: Tensor, left: Iterator[Tensor], stride: int = 1) -> Tensor:
@@ -195,7 +206,7 @@ def resnet50(rank: int) -> Loss:
     return loss
 
 
-LOSSES: dict[str, Callable[[int], Loss]] = {
+LOSSES: dict[str, Callable[[int, str], Loss]] = {
     "linear": linear,
     "mlp": mlp,
     "resnet50": resnet50,

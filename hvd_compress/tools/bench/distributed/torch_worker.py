@@ -15,6 +15,7 @@ from hvd_compress.engine.stats import Meter, Stats
 from hvd_compress.tools.bench.distributed.measuring import measure
 from hvd_compress.tools.bench.distributed.task import Entry, Task
 from hvd_compress.tools.bench.distributed.torch_models import RATE, Loss, Models, ModelSubject, Tensor
+from hvd_compress.tools.bench.jobs import Device
 from hvd_compress.tools.ranks.torch import TorchRank
 from hvd_compress.torch import Compression
 
@@ -73,9 +74,9 @@ def reduced(entry: Entry, parameters: Sequence[Tensor], loss: Loss, exchange: bo
 
 
 class TorchBench(TorchRank):
-    def __init__(self, specs: Sequence[str]) -> None:
-        super().__init__(specs)
-        self._models = Models(self.rank)
+    def __init__(self, specs: Sequence[str], device: Device) -> None:
+        super().__init__(specs, device)
+        self._models = Models(self.rank, self.device)
 
     def make(self, entry: Entry, what: str, model: str) -> ModelSubject:
         parameters, loss = self._models.make(what, model)

@@ -1,4 +1,4 @@
-"""The tasks: those of this package, by name, and those of the user, as ``module:function``."""
+"""The tasks: those of this package, by name, and those of the user, as ``file.py:function`` or ``module:function``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from hvd_compress.engine.spec import nearest
@@ -45,7 +46,8 @@ def find(name: str, framework: str) -> Builder:
     """Find the builder of a task. This loads the framework.
 
     Args:
-        name: One of `TASKS`, or ``module:function``; the module is looked for in the working directory first.
+        name: One of `TASKS`, or ``file.py:function``, or ``module:function``; the module is looked for in the working
+            directory first.
         framework: ``"torch"``, ``"keras"`` or ``"ddp"``.
 
     Raises:
@@ -59,7 +61,7 @@ def find(name: str, framework: str) -> Builder:
     if name not in TASKS:
         raise SpecError(
             f"unknown task {name!r}{nearest(name, TASKS)}; there are: {', '.join(TASKS)}; one of your own is"
-            " module:function"
+            " file.py:function"
         )
     if name not in _PLACES[framework]:
         there = " and ".join(other for other in _PLACES if name in _PLACES[other])
@@ -75,17 +77,26 @@ def find(name: str, framework: str) -> Builder:
 
 
 def _of_user(name: str) -> Builder:
-    module, _, function = name.partition(":")
+    place, _, function = name.rpartition(":")
+    file = Path(place).resolve() if place.endswith(".py") else None
+    module, folder = (file.stem, str(file.parent)) if file else (place, os.getcwd())
     if not all(part.isidentifier() for part in [*module.split("."), function]):
-        raise SpecError(f"task={name!r} is not allowed: a task of your own is module:function, such as my.task:build")
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.insert(0, os.getcwd())  # as for `python -m`; a console script does not have it
+        raise SpecError(
+            f"task={name!r} is not allowed: a task of your own is file.py:function or module:function, such as"
+            " my_task.py:build"
+        )
+    if file and not file.is_file():
+        raise SpecError(f"the task {name!r} cannot be imported: there is no file {file}")
+    if not {"", folder} & set(sys.path) or file:
+        sys.path.insert(0, folder)  # as for `python -m` and `python FILE`; a console script does not have it
     try:
         imported = importlib.import_module(module)
     except ImportError as error:
         missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
-        wrong = f"there is no module {error.name!r} in {os.getcwd()} or on Python's path" if missing else f"{error}"
+        wrong = f"there is no module {error.name!r} in {folder} or on Python's path" if missing else f"{error}"
         raise SpecError(f"the task {name!r} cannot be imported: {wrong}") from error
+    if file and imported.__file__ != str(file):
+        raise SpecError(f"the task {name!r} cannot be imported: there is another module {module!r}; rename the file")
     known = [key for key, value in vars(imported).items() if callable(value) and not key.startswith("_")]
     if function not in known:
         raise SpecError(f"the module {module!r} has no function {function!r}{nearest(function, known)}")

@@ -29,7 +29,7 @@ class Classifying(ABC):
 
     def __init__(self, images: Images, setting: Setting, batch: int, test: int | None = None) -> None:
         data.check_count(len(images.train), batch, setting)
-        self._images, self._setting, self._batch = images, setting, batch
+        self._images, self.setting, self._batch = images, setting, batch
         self._test, self._test_labels = images.test_share(setting, test)
 
     @classmethod
@@ -47,15 +47,15 @@ class Classifying(ABC):
         return task._training(task.cnn(SIDE, (True, True), 1024), 0.05, 0.9, target=0.85, epochs=2)
 
     def _training(self, model: Any, lr: float, momentum: float, target: float, epochs: int) -> Training:
-        lr = lr if self._setting.lr is None else self._setting.lr
-        optimizer = self.sgd(model, lr, momentum if self._setting.momentum else 0.0)
+        lr = lr if self.setting.lr is None else self.setting.lr
+        optimizer = self.sgd(model, lr, momentum if self.setting.momentum else 0.0)
         return Training(
             model, optimizer, self.batches, self.loss, self.evaluate, target=target, epochs=epochs, every=10
         )
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         train, labels = self._images.train, self._images.train_labels
-        for chosen in data.deal(len(train), self._batch, self._setting, epoch):
+        for chosen in data.deal(len(train), self._batch, self.setting, epoch):
             yield self.inputs(self._images.scaled(train[chosen])), self.tensor(labels[chosen])
 
     def evaluate(self, model: Any) -> float:

@@ -93,9 +93,10 @@ class _Modelling:
         """Return the mean cross entropy of a word."""
         total, count, state = 0.0, 0, None
         for batch in _batches(self._test, _CHUNK):
-            logits, state = model(batch.inputs, state)
-            total += functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum").item()
-            count += batch.targets.numel()
+            inputs, targets = batch.inputs.to(self._setting.device), batch.targets.to(self._setting.device)
+            logits, state = model(inputs, state)
+            total += functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").item()
+            count += targets.numel()
         return total / count
 
 

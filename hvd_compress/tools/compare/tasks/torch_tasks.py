@@ -31,13 +31,13 @@ class _Classifying(Classifying):
         return functional.cross_entropy(model(inputs), labels)
 
     def tensor(self, array: Arr) -> Tensor:
-        return torch.from_numpy(array)
+        return torch.from_numpy(array).to(self.setting.device)
 
     def inputs(self, pixels: Arr) -> Tensor:
         return self.tensor(pixels[:, None])
 
     def logits(self, model: nn.Module, inputs: Tensor) -> Arr:
-        found: Arr = model(inputs).numpy()
+        found: Arr = model(inputs).cpu().numpy()
         return found
 
 
