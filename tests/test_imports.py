@@ -96,6 +96,7 @@ KNOWN = {
     "mpi": {"mpi4py"},
     "pipeline.torch": {*TORCH, "mpi4py"},
     "pipeline.tensorflow": {"tensorflow"},
+    "tools.ranks.process": {"torch"},  # if the rank has a GPU
     # Programs of their own, which other modules start and do not import.
     "tools.bench.horovodrun": {"horovod"},
     "tools.cluster.rendezvous": {"horovod"},

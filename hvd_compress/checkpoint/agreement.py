@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 from hvd_compress._version import __version__
 from hvd_compress.core.bucketing import Gradient, Merge
 from hvd_compress.core.collectives import World
-from hvd_compress.core.router import Routable
+from hvd_compress.core.router import Routable, Router
 from hvd_compress.errors import DisagreementError, UnsupportedError
 
 _LOG = logging.getLogger("hvd_compress")
@@ -56,7 +56,8 @@ def describe(method: Routable, merge: Merge, gradients: Sequence[Gradient], worl
         nodes = {_NODES: world.local_size if world.even else f"unlike that of rank {world.rank}"}
     facts = {
         "hvd_compress version": __version__,
-        "method": str(method),
+        # A bare method has no spec: its string leaves out the options of wrappers, which ranks must agree on as well.
+        "method": str(method) if isinstance(method, Router) else repr(method),
         "merge": merge,
         "restored state": restored,
         "parameters": [[name, list(g.shape), g.dtype] for name, g in zip(names, gradients, strict=True)],

@@ -13,7 +13,7 @@ import hvd_compress
 
 pytestmark = pytest.mark.jobs
 
-COMPILED = Path(hvd_compress.__file__).parent / "kernels" / "cpu" / "compiled.py"
+COMPILED = Path(hvd_compress.__file__).parent / "ops" / "kernels" / "cpu" / "compiled.py"
 PROGRAM = """
 import runpy, sys
 

@@ -50,6 +50,7 @@ def disagreement_is_told_in_the_same_words() -> None:
         (first_step("int8", on_the_last("layer", 2), grads), f"the merge: rank 0 has 2, rank {LAST} has 'layer'"),
         (first_step("int8", 2, on_the_last(turned, grads)), "parameters: rank 0 has 'w'"),
         (first_step("int8", 2, on_the_last(grads["w"], {"": grads["w"]})), "the method"),
+        (first_step(on_the_last("topk:decay=0.9", "topk"), 2, grads["w"]), "the method"),
     ]
     for call, words in cases:
         kind, message = refusal(call)
