@@ -30,6 +30,6 @@ RUN python -m compileall -q /opt/hvd_compress/hvd_compress
 USER trainer
 WORKDIR /home/trainer
 # The kernels for CPUs are compiled here, and not in each container.
-RUN python -m hvd_compress.kernels.cpu
+RUN python -m hvd_compress.ops.kernels.cpu
 EXPOSE 2222
 CMD ["sshd.sh"]

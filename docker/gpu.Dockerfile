@@ -24,6 +24,6 @@ ENV PATH=/opt/hvd_compress/.venv-cuda/bin:$PATH
 RUN python -m compileall -q hvd_compress
 USER trainer
 WORKDIR /home/trainer
-RUN python -m hvd_compress.kernels.cpu
+RUN python -m hvd_compress.ops.kernels.cpu
 EXPOSE 2222
 CMD ["sshd.sh"]

@@ -146,3 +146,9 @@ def test_images_copy_existing_files() -> None:
         assert len(sources) > 8
         for source in sources:
             assert (ROOT / source).exists() and any(fnmatch(source.split("/")[0], one) for one in carried), source
+
+
+def test_images_run_existing_modules() -> None:
+    for name in ("cpu", "gpu"):
+        found = re.findall(r"python -m (hvd_compress[\w.]*)", (ROOT / "docker" / f"{name}.Dockerfile").read_text())
+        assert found and all((ROOT / one.replace(".", "/")).exists() for one in found), found
