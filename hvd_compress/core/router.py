@@ -12,7 +12,13 @@ from hvd_compress.ops.arrays import Shape
 
 
 class Router(ABC):
-    """Interface of routers: choose the method of each gradient."""
+    """Interface of routers: choose the method of each gradient.
+
+    Attributes:
+        spec: The spec string that it was made from; "" if it was composed by hand.
+    """
+
+    spec: str = ""
 
     @property
     @abstractmethod
@@ -35,7 +41,7 @@ class Router(ABC):
 
     def __str__(self) -> str:
         """Return the spec string that it was made from, without defaults; its repr if it was composed by hand."""
-        return getattr(self, "spec", "") or repr(self)
+        return self.spec or repr(self)
 
     @property
     def linear(self) -> bool:

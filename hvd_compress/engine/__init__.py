@@ -1,1 +1,1 @@
-"""What all adapters share: the catalogue, statistics, buckets that are tuned, and ranks within one process."""
+"""Code that all adapters share: the catalogue of methods, statistics, the search for buckets, and `LocalWorld`."""

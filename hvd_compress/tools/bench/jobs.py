@@ -16,14 +16,12 @@ from hvd_compress.errors import BUILD_HOROVOD, ClusterError, MissingPackageError
 from hvd_compress.tools.cluster import Cluster
 from hvd_compress.tools.cluster.job import Process, follow
 from hvd_compress.tools.cluster.rates import bits_per_second
+from hvd_compress.tools.ranks.process import Device
 from hvd_compress.tools.units import UNLIMITED, counted
 
 Framework = Literal["torch", "keras"]
 Controller = Literal["gloo", "mpi"]
 """Horovod's controllers: the libraries it communicates by."""
-
-Device = Literal["cpu", "cuda"]
-"""What ranks compute on; with ``cuda``, each has a GPU of its own."""
 
 Launcher = Literal["gloo", "mpi", "torchrun"]
 """What starts the ranks: horovodrun with one of these controllers, or torchrun, without Horovod."""

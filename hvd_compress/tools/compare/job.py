@@ -6,7 +6,7 @@ import json
 from typing import NamedTuple
 
 from hvd_compress.core.bucketing import Merge
-from hvd_compress.tools.bench.jobs import Device
+from hvd_compress.tools.ranks.process import Device
 
 
 class Job(NamedTuple):

@@ -18,10 +18,10 @@ from hvd_compress.engine.spec import parse
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.lab import Setting, Training
 from hvd_compress.tensorflow import Compression, caller
-from hvd_compress.tools.bench.jobs import Device
 from hvd_compress.tools.compare.job import Job
 from hvd_compress.tools.compare.worker import main, merged
 from hvd_compress.tools.ranks.keras import KerasRank
+from hvd_compress.tools.ranks.process import Device
 
 Tape = Any
 

@@ -17,13 +17,11 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from hvd_compress.engine.spec import parse
-from hvd_compress.errors import CompressionError
 from hvd_compress.lab import Setting, Training
-from hvd_compress.tools.bench.jobs import Device
 from hvd_compress.tools.compare.job import Goal, Job, Outcome, Point
 from hvd_compress.tools.compare.results import outcome_facts
 from hvd_compress.tools.compare.tasks import find
-from hvd_compress.tools.ranks.process import device_bytes, forget_peak, peak
+from hvd_compress.tools.ranks.process import Device, device_bytes, forget_peak, peak, refusals
 
 WARM, ALONE = 3, 9
 """Steps of computing alone that do not count, and that do."""
@@ -267,15 +265,13 @@ def measuring(spec: str) -> str:
 def main(framework: str, trainer: Callable[[Sequence[str], Device], Trainer]) -> None:
     """Do the job that the command line tells, on this rank."""
     job = Job.from_json(sys.argv[1])
-    try:
+    with refusals():
         one = Run(job, find(job.task, framework), trainer([job.spec], job.device))
         one.begin()
         if job.measured:
             one.measure()
         else:
             one.train()
-    except CompressionError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
 
 
 def merged(spec: str, job: Job) -> dict[str, Any]:

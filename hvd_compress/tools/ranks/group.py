@@ -10,8 +10,7 @@ from functools import partial
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore  # as torch.distributed exports it, but with a type
 
-from hvd_compress.tools.bench.jobs import Device
-from hvd_compress.tools.ranks.process import own_device, settle
+from hvd_compress.tools.ranks.process import Device, own_device, settle
 
 _BACKENDS: dict[Device, str] = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 

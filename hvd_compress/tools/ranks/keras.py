@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvd_compress.tools.bench.jobs import Device
+from hvd_compress.tools.ranks.process import Device
 from hvd_compress.tools.ranks.rank import Rank
 
 

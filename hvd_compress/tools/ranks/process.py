@@ -1,11 +1,18 @@
-"""The device, the memory and the network traffic of this process."""
+"""Device, memory, network traffic and errors of the process of a rank."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
-from hvd_compress.errors import UnsupportedError
+from hvd_compress.errors import CompressionError, UnsupportedError
+
+Device = Literal["cpu", "cuda"]
+"""Type of the devices of all ranks; with ``"cuda"``, each rank has its own GPU."""
 
 _STATUS = Path("/proc/self/status")
 
@@ -16,8 +23,17 @@ def device_bytes(counter: str) -> int:
     return int(Path(f"/sys/class/net/{name}/statistics/{counter}").read_text())
 
 
-def own_device(kind: str, local_rank: int) -> str:
-    """Return the device of a rank of this machine, such as ``"cuda:0"``; a GPU becomes PyTorch's current one.
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Exit with one line on stderr if an error of this package is raised in the block."""
+    try:
+        yield
+    except CompressionError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+
+
+def own_device(kind: Device, local_rank: int) -> str:
+    """Return the device of a rank, such as ``"cuda:0"``; a GPU becomes PyTorch's current device.
 
     Raises:
         UnsupportedError: If there is no GPU for this rank.
@@ -36,7 +52,7 @@ def own_device(kind: str, local_rank: int) -> str:
 
 
 def settle(device: str) -> None:
-    """Wait until a GPU has done what was asked of it, so that the time of it counts."""
+    """Wait for all kernels of a GPU, so that a clock includes them."""
     if device != "cpu":
         import torch
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvd_compress.engine.spec import parse
-from hvd_compress.tools.bench.jobs import Device
-from hvd_compress.tools.ranks.process import own_device
+from hvd_compress.tools.ranks.process import Device, own_device
 from hvd_compress.transport.groups import node_process_sets
 
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import horovod.torch as hvd
 import torch
 
-from hvd_compress.tools.bench.jobs import Device
-from hvd_compress.tools.ranks.process import settle
+from hvd_compress.tools.ranks.process import Device, settle
 from hvd_compress.tools.ranks.rank import Rank
 
 

@@ -16,7 +16,6 @@ from hvd_compress.tools.bench.distributed.shapes import SHAPES, count
 from hvd_compress.tools.bench.distributed.task import Measured, Part, Task, entries, run
 from hvd_compress.tools.bench.jobs import (
     Controller,
-    Device,
     Framework,
     LaunchSpec,
     choose_launcher,
@@ -25,6 +24,7 @@ from hvd_compress.tools.bench.jobs import (
 )
 from hvd_compress.tools.bench.machine import Machine
 from hvd_compress.tools.cluster.rates import bits_per_second
+from hvd_compress.tools.ranks.process import Device
 from hvd_compress.tools.tables import Grid
 from hvd_compress.tools.terminal import (
     ToJson,

@@ -15,8 +15,8 @@ from hvd_compress.engine.stats import Stats
 from hvd_compress.tools.bench.distributed.measuring import measure
 from hvd_compress.tools.bench.distributed.task import Entry, Task
 from hvd_compress.tools.bench.distributed.torch_models import RATE, Loss, Models, ModelSubject, Tensor
-from hvd_compress.tools.bench.jobs import Device
 from hvd_compress.tools.ranks.group import GroupRank
+from hvd_compress.tools.ranks.process import Device
 
 RANK = 4
 """The rank of PyTorch's PowerSGD."""

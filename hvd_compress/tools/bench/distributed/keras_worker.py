@@ -21,8 +21,8 @@ from hvd_compress.keras import Compression
 from hvd_compress.tools.bench.distributed.measuring import measure
 from hvd_compress.tools.bench.distributed.shapes import BLOCKS_OF_MLP, CLASSES, DEPTH, NARROW, WIDTH, many
 from hvd_compress.tools.bench.distributed.task import Entry, Task
-from hvd_compress.tools.bench.jobs import Device
 from hvd_compress.tools.ranks.keras import KerasRank
+from hvd_compress.tools.ranks.process import Device
 
 BATCH = 32
 IMAGES, SIDE = 4, 64

@@ -5,17 +5,14 @@ from __future__ import annotations
 import cProfile
 import json
 import pstats
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from hvd_compress.engine.stats import Stats
-from hvd_compress.errors import CompressionError
 from hvd_compress.tools.bench.distributed.task import ALONE, TURN, Entry, Part, Task
-from hvd_compress.tools.bench.jobs import Device
-from hvd_compress.tools.ranks.process import device_bytes, forget_peak, peak
+from hvd_compress.tools.ranks.process import Device, device_bytes, forget_peak, peak, refusals
 
 _ROWS = 15
 """Rows of a profile."""
@@ -75,10 +72,8 @@ def measure(task: Task, start: Callable[[Sequence[str], Device], Bench]) -> None
         task: The task of the job.
         start: Starts the ranks for these methods, on a device.
     """
-    try:
+    with refusals():
         _measure(task, start(task.specs, task.device))
-    except CompressionError as error:
-        sys.exit(f"{type(error).__name__}: {error}")
 
 
 def _measure(task: Task, bench: Bench) -> None:

@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple
 from hvd_compress.core.bucketing import DEFAULT_MERGE, Merge, check_merge
 from hvd_compress.engine.spec import parse
 from hvd_compress.errors import SpecError
-from hvd_compress.tools.bench.jobs import Device, LaunchSpec, execute
+from hvd_compress.tools.bench.jobs import LaunchSpec, execute
+from hvd_compress.tools.ranks.process import Device
 
 Driver = Literal["horovod", "ddp", "fsdp"]
 """The library that reduces gradients."""

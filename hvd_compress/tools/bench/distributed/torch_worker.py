@@ -15,7 +15,7 @@ from hvd_compress.engine.stats import Meter, Stats
 from hvd_compress.tools.bench.distributed.measuring import measure
 from hvd_compress.tools.bench.distributed.task import Entry, Task
 from hvd_compress.tools.bench.distributed.torch_models import RATE, Loss, Models, ModelSubject, Tensor
-from hvd_compress.tools.bench.jobs import Device
+from hvd_compress.tools.ranks.process import Device
 from hvd_compress.tools.ranks.torch import TorchRank
 from hvd_compress.torch import Compression
 
