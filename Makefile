@@ -45,7 +45,7 @@ test: dev ## Run all tests: under horovodrun with 2 and 3 ranks, then all others
 	$(VENV)/python tests/parallel/run.py
 	$(PYTEST)
 
-commands: dev ## Run all commands of the documents, on little data (10 minutes, as root for emulated hosts)
+commands: dev ## Run all commands of the documents, on little data (20 minutes, as root for emulated hosts)
 	$(VENV)/python -m pytest -n 2 tests/commands
 
 soak: dev ## Run long jobs with faults, 300 random schedules of faults, thousands of random programs, and the longest tests (an hour)
