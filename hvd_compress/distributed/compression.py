@@ -27,10 +27,11 @@ from hvd_compress.errors import SpecError, StateError, UnsupportedError
 from hvd_compress.torch.buckets import Member, facts_of
 from hvd_compress.torch.call_registry import CallRegistry
 from hvd_compress.torch.compressor import ReducingCompressor, Session, parse
+from hvd_compress.torch.entry import Entry
 from hvd_compress.torch.handshake import Handshake, place_of
 from hvd_compress.torch.optimizers import Optimizers, as_list, optimizer_facts
 from hvd_compress.torch.passthrough import Passthrough
-from hvd_compress.torch.reducer import Ballot, Reducer, Ticket
+from hvd_compress.torch.reducer import Ballot, Reducer
 from hvd_compress.torch.waiting import StepLock
 
 if TYPE_CHECKING:  # loads FSDP, which others do not need
@@ -74,7 +75,7 @@ class Registered:
         self.label = compressor.label_of(self.members)
         self.lock = StepLock()  # of its own: threads may train several models
         self.reducer: Reducer | None = None
-        self.taken: list[tuple[Tensor, Ticket]] = []
+        self.taken: list[tuple[Tensor, Entry]] = []
         self.waiting: list[_Waiting] = []
         self.model = weakref.ref(model)
         self.used = _used(model, [p for _, p in reduced]) if model.find_unused_parameters else None
@@ -251,8 +252,8 @@ class DistributedCompressor(ReducingCompressor):
             if reducer.waiting:  # of a call that an error has broken off
                 reducer.abort()
             taken = [reducer.add(number, tensor) for number, tensor in enumerate(call.tensors)]
-            for vote, ticket in taken:
-                reducer.take(vote, ticket)
+            for vote, entry in taken:
+                reducer.take(vote, entry)
 
     def _sum_each(self, call: Call) -> None:
         """Reduce the tensors of a call by a linear method, whose one payload is a sum."""
@@ -424,8 +425,8 @@ class DistributedCompressor(ReducingCompressor):
     def _finish(registered: Registered, reducer: Reducer) -> None:
         """Finish the step: all gradients have come."""
         taken, registered.taken = registered.taken, []
-        for vote, ticket in taken:
-            reducer.take(vote, ticket)
+        for vote, entry in taken:
+            reducer.take(vote, entry)
         if registered.used is not None:
             registered.used.clear()
         waiting, registered.waiting = registered.waiting, []

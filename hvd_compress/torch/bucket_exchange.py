@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 import torch
@@ -13,6 +13,7 @@ from hvd_compress.errors import CompressionError, ExchangeError
 from hvd_compress.ops.torch_devices import exactly
 from hvd_compress.ops.totals import dense
 from hvd_compress.torch.bucket_state import BucketState
+from hvd_compress.torch.entry import Entry
 from hvd_compress.transport.protocol import InFlight, Transport
 
 
@@ -49,11 +50,7 @@ class BucketExchange:
         self._admits, self._count = admits, count
         self._buffer: Tensor | None = None
         self._residual: Tensor | None = None
-        self._grads: dict[int, Tensor] = {}
-        self._missing = set(range(len(owner.spans)))
-        self._frozen: list[int] = []
-        self._idle: list[int] = []
-        self._unused: list[int] = []
+        self._entries: dict[int, Entry] = {}
         self._flight: InFlight | None = None
         self._result: Exchange | None = None
         self.begun = False
@@ -69,35 +66,35 @@ class BucketExchange:
         """Whether its next collective is one across nodes."""
         return self._flight is not None and self._flight.scope == "across"
 
-    def put(
-        self, position: int, grad: Tensor, scale: float = 1.0, frozen: bool = False, used: bool = True
-    ) -> float | Tensor:
+    @property
+    def entries(self) -> Collection[Entry]:
+        """The gradients so far."""
+        return self._entries.values()
+
+    def put(self, entry: Entry, position: int, scale: float) -> float | Tensor:
         """Copy a gradient to its place; start the exchange after the last one.
 
+        That of a frozen parameter counts as zero, and its state is cleared. If this rank has not used the parameter,
+        its residual stays for a later step.
+
         Args:
+            entry: The gradient.
             position: Index within the bucket.
-            grad: The gradient.
             scale: Loss scale of the gradient.
-            frozen: Whether its parameter is frozen: the gradient counts as zero, and its state is cleared.
-            used: Whether this rank has used its parameter; otherwise its residual stays for a later step.
 
         Returns:
             A number that is inf or nan if the gradient is not finite: a float on the CPU, else a scalar tensor.
         """
-        buffer, span = self._open(), self._owner.spans[position]
-        self._grads[position] = grad
+        buffer, span, residual = self._open(), self._owner.spans[position], self._residual
+        self._entries[position] = entry
         # A gradient that is not finite must not reach the method: it would corrupt scales and other coordinates.
-        if frozen:
-            self._frozen.append(position)
-            peak = self.ops.fill(buffer, span, torch.zeros_like(grad), scale)
-        elif self._residual is None or not used:
-            peak = self.ops.fill(buffer, span, grad, scale)
+        if entry.frozen:
+            peak = self.ops.fill(buffer, span, torch.zeros_like(entry.grad), scale)
+        elif residual is None or not entry.used:
+            peak = self.ops.fill(buffer, span, entry.grad, scale)
         else:
-            peak = self.ops.absorb(buffer, self._residual, span, grad, scale)
-        if not used:
-            self._idle.append(position)
-        self._missing.remove(position)
-        if not self._missing:
+            peak = self.ops.absorb(buffer, residual, span, entry.grad, scale)
+        if len(self._entries) == len(self._owner.spans):
             self.start()
         return peak
 
@@ -107,17 +104,20 @@ class BucketExchange:
             self._buffer, self._residual = self._owner.buffer(), self._owner.residual
         return self._buffer
 
+    def _where(self, what: Callable[[Entry], bool]) -> list[int]:
+        return [position for position, entry in self._entries.items() if what(entry)]
+
     def start(self) -> None:
         """Start the exchange; missing gradients count as zero."""
         if self.begun:
             return
         self.begun = True
         buffer = self._open()
-        for position in self._missing:
-            span = self._owner.spans[position]
-            buffer[span] = 0 if self._residual is None else self._residual[span]
-        state = self._owner.without(self._owner.state, self._frozen)
-        state = self._owner.without(state, self._idle, residual=True)
+        for position, span in enumerate(self._owner.spans):
+            if position not in self._entries:
+                buffer[span] = 0 if self._residual is None else self._residual[span]
+        state = self._owner.without(self._owner.state, self._where(lambda entry: entry.frozen))
+        state = self._owner.without(state, self._where(lambda entry: not entry.used), residual=True)
         if self._residual is None:
             self._buffer = None  # the method may overwrite it
         with exactly(self.ops.device):  # backward may run inside the user's autocast
@@ -162,16 +162,12 @@ class BucketExchange:
         """Commit the new state, or keep the one from before the step."""
         if commit:
             assert self._result is not None
-            state = self._owner.rejoined(self._result.state, self._idle, self._unused)
-            self._owner.commit(self._owner.without(state, self._frozen))
+            idle, unused = self._where(lambda entry: not entry.used), self._where(lambda entry: not entry.used_anywhere)
+            state = self._owner.rejoined(self._result.state, idle, unused)
+            self._owner.commit(self._owner.without(state, self._where(lambda entry: entry.frozen)))
         if self._residual is not None and self._buffer is not None:
             self._owner.recycle(self._buffer, self._residual)
         self._residual = self._buffer = None
-
-    def leave(self, position: int) -> None:
-        """Leave a gradient and its state as they were before the step, as no rank has used its parameter."""
-        self._unused.append(position)
-        del self._grads[position]
 
     @property
     def can_deliver(self) -> bool:
@@ -181,14 +177,19 @@ class BucketExchange:
     def deliver(self, factor: float) -> float | Tensor:
         """Overwrite the gradients with the sum over the ranks, times a factor, and drop the sum.
 
+        Those whose parameter no rank has used stay as they are.
+
         Returns:
             A number that is inf or nan if a result is not finite: a float on the CPU, else a scalar tensor.
         """
         assert self._result is not None
-        pieces = [(self._owner.spans[position], grad) for position, grad in self._grads.items()]
+        spans = self._owner.spans
+        pieces = [(spans[position], entry.grad) for position, entry in self._entries.items() if entry.used_anywhere]
         with exactly(self.ops.device):
             peak = self.ops.deliver(self._result.total, pieces, factor) if pieces else 0.0
         self._result = self._result._replace(total=None)
+        for entry in self.entries:
+            entry.note_result()
         return peak
 
     def deliver_one(self, position: int, factor: float, into: Tensor) -> float | Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -165,3 +165,31 @@ class BucketState:
             for path, leaf in flatten(self.state).items()
         }
         self.state = unflatten(self.state, new)
+
+
+class Place(NamedTuple):
+    """Place of a gradient.
+
+    Attributes:
+        name: Name of the parameter.
+        owner: The bucket.
+        position: Index within the bucket.
+    """
+
+    name: str
+    owner: BucketState
+    position: int
+
+
+class Layout(NamedTuple):
+    """Buckets of a step.
+
+    Attributes:
+        buckets: All buckets, with their states.
+        places: Places of the gradients, by the keys of their parameters.
+        expected: Number of gradients of a backward pass.
+    """
+
+    buckets: Sequence[BucketState]
+    places: Mapping[int, Place]
+    expected: int

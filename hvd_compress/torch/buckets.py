@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from enum import IntEnum
 from typing import NamedTuple
 
 import torch
@@ -25,8 +24,8 @@ from hvd_compress.core.router import Router
 from hvd_compress.core.state_tree import Role, flatten, kinds
 from hvd_compress.errors import SpecError, StateError, UnknownParameterError, UnsupportedError
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.torch.bucket_state import BucketState
-from hvd_compress.torch.step import Layout, Place
+from hvd_compress.torch.bucket_state import BucketState, Layout, Place
+from hvd_compress.torch.entry import GradientArrival
 
 _STAYS = (Role.SHARED, Role.MEASURED, Role.OWN, Role.PRIVATE)
 """Roles of what a rank keeps when there are other ranks."""
@@ -44,16 +43,6 @@ class Member(NamedTuple):
     key: int
     name: str
     tensor: Tensor
-
-
-class GradientArrival(IntEnum):
-    """When the gradient of a parameter arrived in the first step, on the rank where it arrived first."""
-
-    NEVER = 0
-    """Horovod reduces it itself, as it is sparse."""
-    LATE = 1
-    """After the backward pass, as the parameter was not used."""
-    IN_BACKWARD = 2
 
 
 def facts_of(members: Iterable[tuple[str, Tensor]]) -> list[Gradient]:

@@ -23,13 +23,14 @@ from hvd_compress.core.state_tree import kinds
 from hvd_compress.engine.stats import Meter
 from hvd_compress.errors import DisagreementError, ExchangeError, UnsupportedError
 from hvd_compress.torch.autotune import Tuner
-from hvd_compress.torch.backward import at_end_of_backward, in_backward
-from hvd_compress.torch.bucket_state import BucketState
-from hvd_compress.torch.buckets import Buckets, GradientArrival, Member, facts_of
+from hvd_compress.torch.backward import at_end_of_backward
+from hvd_compress.torch.bucket_state import BucketState, Place
+from hvd_compress.torch.buckets import Buckets, Member, facts_of
 from hvd_compress.torch.discards import DiscardWatch
+from hvd_compress.torch.entry import Entry, GradientArrival
 from hvd_compress.torch.handshake import PATIENCE, Handshake, place_of
 from hvd_compress.torch.loss_scale import LossScale
-from hvd_compress.torch.step import Entry, Place, Step
+from hvd_compress.torch.step import Step
 from hvd_compress.torch.updates import UpdateWatch
 from hvd_compress.torch.votes import Votes
 from hvd_compress.torch.waiting import StepLock, nap, wait
@@ -41,20 +42,6 @@ _LOG = logging.getLogger("hvd_compress")
 Ballot: TypeAlias = Callable[[World, bool, bool], Votes]
 """Creates the votes of a step, given the ranks, whether this rank wants to verify that all agree, and whether it wants
 to undo the last step."""
-
-
-class Ticket(NamedTuple):
-    """Ticket to take a result with.
-
-    Attributes:
-        reducer: Reducer of the gradient.
-        step: Step of the gradient.
-        entry: The gradient.
-    """
-
-    reducer: Reducer
-    step: Step
-    entry: Entry
 
 
 class EngineSettings(NamedTuple):
@@ -124,7 +111,6 @@ class Reducer:
         self._method, self._merge, self._meter, self._loss_scale, self._lock, self._cure = common
         self._step: Step | None = None
         self._epoch = transport.epoch
-        self._threads: set[int] = set()
         self._facts = facts_of((name, tensor) for _, name, tensor in members)
         self._buckets = Buckets(self._method, self._merge, members, self.world)
         self._tuner: Tuner | None = None
@@ -134,8 +120,6 @@ class Reducer:
         self._counted = self._thrown = self._verified = self._undoes = self._told = self.changed = False
         self._discards: DiscardWatch | None = None
         self._updates: UpdateWatch | None = None
-        self._seen: set[int] = set()
-        self._early: dict[int, GradientArrival] = {}
         # A newcomer in an elastic job knows nothing of the first step.
         if agreement.elastic() or not replaces or complete:
             self._buckets.begin()
@@ -196,18 +180,18 @@ class Reducer:
     @property
     def waiting(self) -> int:
         """Number of gradients so far in this step, 0 between steps."""
-        return self._step.waiting if self._step else 0
+        return len(self._step.entries) if self._step else 0
 
     def broken_off(self) -> bool:
         """Return whether the running step was abandoned, given that the caller has forgotten it.
 
         Gradients that only other threads have added do not count, as the caller may not have recorded them yet.
         """
-        return self.waiting > 0 and threading.get_ident() in self._threads
+        return self._step is not None and threading.get_ident() in self._step.threads
 
     def add(
         self, key: int, grad: Tensor, call: Hashable = None, parameter: Tensor | None = None, used: bool = True
-    ) -> tuple[Tensor, Ticket]:
+    ) -> tuple[Tensor, Entry]:
         """Add a gradient.
 
         Args:
@@ -218,21 +202,16 @@ class Reducer:
             used: Whether this rank has used the parameter; one that no rank has used keeps its gradient and state.
 
         Returns:
-            The vote to reduce instead of it, and the ticket to take the result with.
+            The vote to reduce instead of it, and the entry to `take` the result with.
         """
         self._buckets.check_place(key, grad, self._cure)
-        if self.waiting and key in self._seen:
+        step = self._step or self._begin_step()
+        if key in step.entries:
             name = self._buckets.name(key)
             raise ExchangeError(f"the gradient of {name!r} came twice in one step: call optimizer.step() in between")
-        step = self._step or self._begin_step()
         if self._undoes:
             self._decide(step, wait=self.transport.ordered)
-        self._threads.add(threading.get_ident())
-        if not self._buckets.begun:
-            self._early[key] = GradientArrival.IN_BACKWARD if in_backward() else GradientArrival.LATE
-        self._seen.add(key)
-        vote, entry = step.add(key, grad, parameter, call, used)
-        return vote, Ticket(self, step, entry)
+        return step.add(key, grad, parameter, call, used)
 
     def _begin_step(self) -> Step:
         scale = self._loss_scale.read()
@@ -240,8 +219,6 @@ class Reducer:
         if self._epoch != self.transport.epoch:
             self._renew()
         self._change_buckets()
-        self._threads, self._seen = set(), set()
-        self._early = dict.fromkeys(self._buckets.keys, GradientArrival.NEVER)
         self._counted = self._thrown = False
         meets = agreement.elastic() and self._met != self.transport.epoch
         votes = self._ballot(self.world, self._due, self._undoes)
@@ -312,32 +289,30 @@ class Reducer:
         if not self._due:
             step.release(self._buckets.layout)
 
-    def take(self, vote: Tensor, ticket: Ticket) -> Tensor:
+    def take(self, vote: Tensor, entry: Entry) -> Tensor:
         """Return a result; the first call of a step completes all exchanges, the last one ends the step.
 
         Args:
             vote: The reduced vote.
-            ticket: Ticket from `add`.
+            entry: The gradient, from `add`.
 
         Raises:
             DisagreementError: If the ranks have different models or settings, or resume from different saved states.
             ExchangeError: If an exchange failed, or the step was aborted.
             UnsupportedError: If a rank is missing.
         """
-        step = ticket.step
-        if step is not self._step:
-            raise ExchangeError(
-                f"a gradient of shape {tuple(ticket.entry.grad.shape)} belongs to a step that was aborted"
-            )
+        step = self._step
+        if step is None or entry.dropped:
+            raise ExchangeError(f"a gradient of shape {tuple(entry.grad.shape)} belongs to a step that was aborted")
         try:
             if self._undoes and self.transport.ordered:  # before the votes of its end
                 self._decide(step, wait=True)
             if not step.completed:
-                self._prepare(step, step.votes.check(vote, ticket.entry.number))
+                self._prepare(step, step.votes.check(vote, entry.number))
         except UnsupportedError:
             self.abort()
             raise
-        result = step.take(vote, ticket.entry)
+        result = step.take(vote, entry)
         if step.ended:
             self._end(step)
         return result
@@ -361,7 +336,7 @@ class Reducer:
             if self._undoes:
                 return False
         if not self._buckets.begun:
-            came = self._came_anywhere()
+            came = self._came_anywhere(step)
             if came is None:
                 return False
             self._buckets.begin(came)
@@ -380,7 +355,7 @@ class Reducer:
         step = self._step
         if step is None or step is advanced or self.transport.ordered:
             return
-        all_came = len(self._seen) == len(self._buckets.keys) and not agreement.elastic()
+        all_came = len(step.entries) == len(self._buckets.keys) and not agreement.elastic()
         if step.held and (self._undoes or all_came) and step.votes.are_complete():
             self._ready(step, asked=self._due)
         step.advance()
@@ -421,14 +396,14 @@ class Reducer:
         self._due = False
         self._verified = True
 
-    def _came_anywhere(self) -> dict[int, GradientArrival] | None:
+    def _came_anywhere(self, step: Step) -> dict[int, GradientArrival] | None:
         """Return when gradients arrived, as the earliest over all ranks; None if not known yet.
 
         A collective that an aborted step has left goes on: other ranks may not have started it yet.
         """
         keys = self._buckets.keys
         if self._coming is None:
-            mine = torch.tensor([self._early[key] for key in keys], dtype=torch.int32, device="cpu")
+            mine = torch.tensor([step.arrival(key) for key in keys], dtype=torch.int32, device="cpu")
             self._coming = self.transport.start(AllReduce(mine, "max"), f"{self._prefix()}.came")
         if not self._coming.done():
             return None

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Hashable, Iterable
 
 import torch
 from torch import Tensor
 
 from hvd_compress.engine.stats import Meter
-from hvd_compress.torch.backward import at_end_of_backward
+from hvd_compress.torch.backward import at_end_of_backward, in_backward
 from hvd_compress.torch.bucket_exchange import BucketExchange
-from hvd_compress.torch.bucket_state import BucketState
+from hvd_compress.torch.bucket_state import BucketState, Layout, Place
+from hvd_compress.torch.entry import Entry, GradientArrival
 from hvd_compress.torch.votes import Votes
 from hvd_compress.torch.waiting import StepLock, nap
 from hvd_compress.transport.protocol import TrainingTransport
@@ -26,69 +27,11 @@ _PATIENCE = 5.0
 """Seconds in which a carrier returns, unless a rank waits for something else."""
 
 
-class Entry(NamedTuple):
-    """Gradient of a step.
-
-    Attributes:
-        number: Index in order of arrival, from 0.
-        key: Key of its parameter.
-        grad: The gradient.
-        parameter: Its parameter; None in a direct call.
-        own: Whether it was ``parameter.grad`` when it arrived.
-        used: Whether this rank has used the parameter.
-    """
-
-    number: int
-    key: int
-    grad: Tensor
-    parameter: Tensor | None
-    own: bool
-    used: bool
-
-    @property
-    def frozen(self) -> bool:
-        """Whether its parameter is frozen, so that the result is zero."""
-        return self.parameter is not None and not self.parameter.requires_grad
-
-    @property
-    def replaced(self) -> bool:
-        """Whether its parameter has another gradient now."""
-        return self.own and self.parameter is not None and self.parameter.grad is not self.grad
-
-
-class Place(NamedTuple):
-    """Place of a gradient.
-
-    Attributes:
-        name: Name of the parameter.
-        owner: The bucket.
-        position: Index within the bucket.
-    """
-
-    name: str
-    owner: BucketState
-    position: int
-
-
-class Layout(NamedTuple):
-    """Buckets of a step.
-
-    Attributes:
-        buckets: All buckets, with their states.
-        places: Places of the gradients, by the keys of their parameters.
-        expected: Number of gradients of a backward pass.
-    """
-
-    buckets: Sequence[BucketState]
-    places: Mapping[int, Place]
-    expected: int
-
-
 class Step:
     """Step of an optimizer, from the first `add` until all results have been taken.
 
-    A bucket delivers its result as soon as it is complete. The result stays if another bucket's exchange fails later,
-    or another gradient is not finite.
+    Gradients are held until `release`. A bucket delivers its result as soon as it is complete. The result stays if
+    another bucket's exchange fails later, or another gradient is not finite.
 
     Args:
         votes: Votes of the step.
@@ -102,7 +45,8 @@ class Step:
     Attributes:
         votes: Votes of the step.
         scale: Loss scale of the gradients.
-        waiting: Number of gradients so far.
+        entries: The gradients so far, by the keys of their parameters, in order of arrival.
+        threads: Threads that have added them.
         finite: Whether the step counts: all gradients and results of all ranks are finite, as far as known.
         changed: Whether user code has written to a gradient since it arrived.
     """
@@ -118,32 +62,28 @@ class Step:
         lock: StepLock,
     ) -> None:
         self.votes = votes
-        self.waiting = self._taken = 0
+        self.scale = scale
+        self.entries: dict[int, Entry] = {}
+        self.threads: set[int] = set()
         self.finite = True
         self.changed = False
+        self._taken = 0
         self._transport = transport
         self._prefix = prefix
         self._meter = meter
-        self.scale = scale
         self._replaces = replaces
         self._lock = lock
         self._factor: float | None = None
         self._peaks: list[float | Tensor] = []
-        self._spoilt: set[int] = set()
-        self._places: Mapping[int, Place] = {}
-        self._expected = 0
+        self._layout: Layout | None = None
         self._exchanges: dict[BucketState, BucketExchange] = {}
         self._running: deque[BucketExchange] = deque()
-        self._entries: list[Entry] = []
-        self._versions: list[int] = []
-        self._filling: defaultdict[BucketExchange, list[Entry]] = defaultdict(list)
-        self._held: list[Entry] | None = []
         self._in_turns = False
 
     @property
     def held(self) -> bool:
         """Whether gradients are held until `release`."""
-        return self._held is not None
+        return self._layout is None
 
     @property
     def exchanges(self) -> list[BucketExchange]:
@@ -152,8 +92,7 @@ class Step:
 
     def release(self, layout: Layout) -> None:
         """Start to exchange gradients, including those held so far, in these buckets."""
-        held, self._held = self._held or [], None
-        self._places, self._expected = layout.places, layout.expected
+        self._layout = layout
         channels = self._transport.channels([owner.bucket.key for owner in layout.buckets])
         self._in_turns = channels is None
         how = self._prefix, self._replaces, self.votes.admits, self._meter.count
@@ -161,8 +100,8 @@ class Step:
             owner: BucketExchange(owner, channels[owner.bucket.key] if channels else self._transport, *how)
             for owner in layout.buckets
         }
-        for entry in held:
-            self._put(entry)
+        for key, entry in self.entries.items():
+            self._put(layout, key, entry)
 
     def add(self, key: int, grad: Tensor, parameter: Tensor | None, call: Hashable, used: bool) -> tuple[Tensor, Entry]:
         """Add a gradient.
@@ -171,34 +110,33 @@ class Step:
             The vote to reduce instead of it, and the entry to `take` the result with.
         """
         lap = self._meter.begin()
-        own = parameter is not None and parameter.grad is grad
-        entry = Entry(self.waiting, key, grad, parameter, own, used)
-        self._entries.append(entry)
-        self._versions.append(grad._version)
-        peak = self._put(entry) if self._held is None else self._keep(self._held, entry)
+        layout = self._layout
+        entry = Entry(len(self.entries), grad, parameter, used)
+        self.entries[key] = entry
+        self.threads.add(threading.get_ident())
+        peak = self._hold(entry) if layout is None else self._put(layout, key, entry)
         carrier = self.votes.give(peak, call, used)
         self._meter.gradient_bytes += grad.nbytes
         self._meter.bytes_sent += self.votes.nbytes
-        self.waiting += 1
-        if self.waiting == self._expected and self._replaces and self._held is None and not self._transport.ordered:
+        full = layout is not None and len(self.entries) == layout.expected
+        if full and self._replaces and not self._transport.ordered:
             at_end_of_backward(self.rest)
         self._meter.encode += self._meter.lap(lap)
         return carrier, entry
 
-    def _keep(self, held: list[Entry], entry: Entry) -> float | Tensor:
-        held.append(entry)
+    def _hold(self, entry: Entry) -> float | Tensor:
+        entry.arrival = GradientArrival.IN_BACKWARD if in_backward() else GradientArrival.LATE
         grad = entry.grad if self.scale == 1 else entry.grad / self.scale
         if not grad.is_cuda:
             return 0.0 if grad.isfinite().all() else math.nan
         return torch.linalg.vector_norm(grad.float(), ord=torch.inf) if grad.numel() else grad.new_zeros(())
 
-    def _put(self, entry: Entry) -> float | Tensor:
-        place = self._places.get(entry.key)
+    def _put(self, layout: Layout, key: int, entry: Entry) -> float | Tensor:
+        place = layout.places.get(key)
         if place is None or not entry.grad.numel():
             return entry.grad.new_zeros(()) if entry.grad.is_cuda else 0.0
-        exchange = self._exchanges[place.owner]
-        self._filling[exchange].append(entry)
-        peak = exchange.put(place.position, entry.grad, self.scale, entry.frozen, entry.used)
+        entry.place, exchange = place, self._exchanges[place.owner]
+        peak = exchange.put(entry, place.position, self.scale)
         if self._running and not self._in_turns:
             self._push_on()
         if exchange.busy:
@@ -222,16 +160,11 @@ class Step:
                 self._deliver(exchange, factor)
 
     def _deliver(self, exchange: BucketExchange, factor: float) -> None:
-        entries = self._filling[exchange]
-        self._note_changes(entries)
+        self._note_changes(exchange.entries)
         self._peaks.append(exchange.deliver(factor * self.scale))
-        for entry in entries:
-            self._versions[entry.number] = entry.grad._version
 
-    def _note_changes(self, entries: Sequence[Entry]) -> None:
-        for entry in entries if not self.changed else ():
-            if self._versions[entry.number] != entry.grad._version or entry.replaced:
-                self.changed = True
+    def _note_changes(self, entries: Iterable[Entry]) -> None:
+        self.changed = self.changed or any(entry.changed for entry in entries)
 
     def rest(self) -> None:
         """Wait asleep for the votes, at the end of a backward pass with all gradients.
@@ -269,30 +202,28 @@ class Step:
             ExchangeError: If an exchange failed.
         """
         if not self._taken:
-            self._note_changes(self._entries)
+            self._note_changes(self.entries.values())
             with self._meter.time("decode"):
                 self._complete()
         self._taken += 1
-        result, place = entry.grad, self._places.get(entry.key)
-        if place is not None and result.numel():
-            if not self._replaces:
-                with self._meter.time("decode"):
-                    result = self._computed(carrier, place, entry)
-            elif entry.number in self._spoilt:
-                result.fill_(math.nan)
-            if entry.frozen:
-                result.zero_()
-        return result
+        if self._replaces or entry.place is None:
+            return entry.grad
+        with self._meter.time("decode"):
+            return self._computed(carrier, entry.grad, entry.place)
+
+    def arrival(self, key: int) -> GradientArrival:
+        """Return when the gradient of a parameter arrived."""
+        return self.entries[key].arrival if key in self.entries else GradientArrival.NEVER
 
     @property
     def first(self) -> int:
         """Key of the gradient that came first."""
-        return self._entries[0].key
+        return next(iter(self.entries))
 
     @property
     def results(self) -> dict[int, Tensor]:
         """Gradients that have been replaced by results, by the keys of their parameters."""
-        return {entry.key: entry.grad for entry in self._entries}
+        return {key: entry.grad for key, entry in self.entries.items()}
 
     @property
     def completed(self) -> bool:
@@ -302,7 +233,7 @@ class Step:
     @property
     def ended(self) -> bool:
         """Whether all results have been taken, or the step was aborted."""
-        return self._taken == self.waiting
+        return self._taken == len(self.entries)
 
     def _complete(self) -> None:
         """Complete all exchanges, and write the results.
@@ -350,13 +281,13 @@ class Step:
 
     def _judge(self) -> None:
         """Read all votes."""
-        factors = self.votes.factors()
-        self._spoilt = {number for number, factor in enumerate(factors) if not math.isfinite(factor)}
+        factors, entries = self.votes.factors(), list(self.entries.values())
+        for entry, factor in zip(entries, factors, strict=True):
+            entry.nonfinite = not math.isfinite(factor)
         self._factor = next((factor for factor in factors if math.isfinite(factor)), math.nan)
-        self.finite = self.finite and not self._spoilt
-        for entry in map(self._entries.__getitem__, self.votes.unused()):
-            if (place := self._places.get(entry.key)) is not None and entry.grad.numel():
-                self._exchanges[place.owner].leave(place.position)
+        self.finite = self.finite and not any(entry.nonfinite for entry in entries)
+        for number in self.votes.unused():
+            entries[number].used_anywhere = False
         for exchange in self.exchanges:
             self._look_at(exchange)
 
@@ -369,10 +300,12 @@ class Step:
         self.finite = self.finite and all(math.isfinite(peak) for peak in self._peaks)
         for exchange in self.exchanges:
             exchange.settle(commit=self.finite)
+        for entry in self.entries.values():
+            entry.overrule()
 
-    def _computed(self, carrier: Tensor, place: Place, entry: Entry) -> Tensor:
+    def _computed(self, carrier: Tensor, grad: Tensor, place: Place) -> Tensor:
         """Return the result of a direct call as a new tensor; votes of direct calls return one by one."""
-        result, factor = torch.empty_like(entry.grad), self.votes.factor(carrier)
+        result, factor = torch.empty_like(grad), self.votes.factor(carrier)
         peak = self._exchanges[place.owner].deliver_one(place.position, factor * self.scale, result)
         self.finite = self.finite and math.isfinite(peak)
         return result
@@ -399,5 +332,7 @@ class Step:
         """Drop the gradients, and keep the states from before the step."""
         for exchange in self.exchanges:
             exchange.settle(commit=False)
+        for entry in self.entries.values():
+            entry.dropped = True
         self.votes.abandon()
-        self._taken = self.waiting
+        self._taken = len(self.entries)

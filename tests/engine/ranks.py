@@ -23,7 +23,8 @@ from hvd_compress.distributed.votes import GroupVotes
 from hvd_compress.engine.api import Catalogue
 from hvd_compress.torch.buckets import Member
 from hvd_compress.torch.compressor import ReducingCompressor
-from hvd_compress.torch.reducer import Reducer, Ticket
+from hvd_compress.torch.entry import Entry
+from hvd_compress.torch.reducer import Reducer
 from hvd_compress.torch.registry import Registry
 from hvd_compress.transport.rank_threads import ThreadTransport
 
@@ -163,7 +164,7 @@ class Optimizer:
         self._left: dict[Tensor, int] = {}
         self._skips = False
         self._reducer: Reducer | None = None
-        self.taken: dict[Tensor, tuple[Tensor, Ticket]] = {}
+        self.taken: dict[Tensor, tuple[Tensor, Entry]] = {}
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook) for _, p in self._named]  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
@@ -194,8 +195,8 @@ class Optimizer:
         taken, self.taken, self._left = self.taken, {}, {}
         assert self._reducer is not None
         with self._compression._lock:
-            for vote, ticket in taken.values():
-                self._reducer.take(vote, ticket)
+            for vote, entry in taken.values():
+                self._reducer.take(vote, entry)
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:

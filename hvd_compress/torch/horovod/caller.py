@@ -189,9 +189,12 @@ def _check_direct(call: Direct, grad: Tensor) -> None:
 def has_begun(optimizer: Any) -> bool:
     """Return whether Horovod is reducing gradients of the optimizer."""
     try:
-        return any(entry[0] is not None for entry in optimizer._handles.values())
+        for handle, _ in optimizer._handles.values():  # the first one tells, in most steps
+            if handle is not None:
+                return True
     except RuntimeError:  # another thread adds one now
         return True
+    return False
 
 
 def parameters(optimizer: Any) -> list[tuple[str, Tensor]]:

@@ -6,7 +6,7 @@ import logging
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from horovod.torch.compression import Compressor
@@ -24,15 +24,28 @@ from hvd_compress.torch.backward import at_end_of_backward
 from hvd_compress.torch.buckets import Member, facts_of
 from hvd_compress.torch.call_registry import CallRegistry
 from hvd_compress.torch.compressor import ReducingCompressor
+from hvd_compress.torch.entry import Entry
 from hvd_compress.torch.handshake import PATIENCE, Handshake, place_of
 from hvd_compress.torch.horovod import caller
 from hvd_compress.torch.horovod.carriers import CarrierPool, Carriers
 from hvd_compress.torch.horovod.transport import HorovodTransport
 from hvd_compress.torch.optimizers import optimizer_facts
 from hvd_compress.torch.passthrough import Passthrough
-from hvd_compress.torch.reducer import Reducer, Ticket
+from hvd_compress.torch.reducer import Reducer
 
 _LOG = logging.getLogger("hvd_compress")
+
+
+class Ticket(NamedTuple):
+    """Context from ``compress`` to ``decompress``.
+
+    Attributes:
+        reducer: Reducer of the gradient.
+        entry: The gradient.
+    """
+
+    reducer: Reducer
+    entry: Entry
 
 
 class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # Horovod is not typed
@@ -99,7 +112,8 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
             reducer.abort()
         if not reducer.waiting:
             caller.check_all_reduced(call.optimizer)
-        return reducer.add(id(parameter), grad, id(call.members[0]), parameter)
+        carrier, entry = reducer.add(id(parameter), grad, id(call.members[0]), parameter)
+        return carrier, Ticket(reducer, entry)
 
     def _compress_direct(self, call: caller.Direct, tensor: Tensor) -> tuple[Tensor, Any]:
         """Compress a tensor of ``hvd.allreduce`` or ``hvd.grouped_allreduce``."""
@@ -110,10 +124,10 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         if position and (position == len(call.tensors) or call.tensors[position] is not tensor):
             reducer.abort()
             position = 0
-        taken = reducer.add(position, tensor)
+        carrier, entry = reducer.add(position, tensor)
         if position == len(call.tensors) - 1:
             reducer.verify_soon()
-        return taken
+        return carrier, Ticket(reducer, entry)
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
         """Return a reduced gradient; called by Horovod.
@@ -154,14 +168,14 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
 
     def _take(self, carrier: Tensor, ticket: Ticket) -> Tensor:
         """Return the result of a gradient."""
-        reducer = ticket.reducer
-        if not ticket.step.completed:
+        reducer, entry = ticket
+        if reducer.step is None or not reducer.step.completed:
             try:
                 caller.check_not_in_scaler()
             except UnsupportedError:
                 reducer.abort()
                 raise
-        result = reducer.take(carrier, ticket)
+        result = reducer.take(carrier, entry)
         self._warn_of_changes(reducer)
         return result
 
