@@ -6,6 +6,7 @@ import logging
 import os
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import torch
@@ -24,11 +25,11 @@ from hvd_compress.distributed.transport import GroupTransport, Pending
 from hvd_compress.distributed.votes import ballot_of, factor_of, wishes
 from hvd_compress.engine.api import Catalogue
 from hvd_compress.errors import SpecError, StateError, UnsupportedError
+from hvd_compress.torch.agreement import Agreement
 from hvd_compress.torch.buckets import Member, facts_of
 from hvd_compress.torch.call_registry import CallRegistry
 from hvd_compress.torch.compressor import ReducingCompressor, Session, parse
 from hvd_compress.torch.entry import Entry
-from hvd_compress.torch.handshake import Handshake, place_of
 from hvd_compress.torch.optimizers import Optimizers, as_list, optimizer_facts
 from hvd_compress.torch.passthrough import Passthrough
 from hvd_compress.torch.reducer import Ballot, Reducer
@@ -475,15 +476,11 @@ class DistributedCompressor(ReducingCompressor):
         """Verify that the ranks agree, as `Reducer` does in its first step."""
         asks = AllReduce(wishes(asking=True, undoing=False))
         registered.transport.start(asks, "").result()
-        facts = agreement.describe(
-            self.method,
-            self.merge,
-            facts_of((m.name, m.tensor) for m in registered.members),
-            registered.transport.world,
-        )
-        handshake = Handshake(facts, place_of(member.name for member in registered.members), registered.transport)
-        handshake.wait()
-        handshake.verify()
+        facts = facts_of((m.name, m.tensor) for m in registered.members)
+        agreed = Agreement(partial(agreement.describe, self.method, self.merge, facts), (one.name for one in facts))
+        agreed.begin(registered.transport)
+        agreed.wait()
+        agreed.verify()
         registered.agreed = True
 
     def group(self) -> dist.ProcessGroup:

@@ -31,9 +31,9 @@ from hvd_compress.distributed.votes import factor_of
 from hvd_compress.errors import StateError, UnsupportedError
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.torch_devices import exactly
+from hvd_compress.torch.agreement import Agreement
 from hvd_compress.torch.backward import at_end_of_backward
 from hvd_compress.torch.bucket_state import BucketState
-from hvd_compress.torch.handshake import Handshake, place_of
 from hvd_compress.torch.reducer import EngineSettings
 from hvd_compress.torch.updates import UpdateWatch
 from hvd_compress.transport.protocol import InFlight
@@ -83,7 +83,6 @@ class ShardedReducer:
         scheme: How gradients are summed.
         transport: All ranks that hold the model; None until they are known.
         steps: Number of steps so far.
-        job: Job number that all ranks of the model agreed on; 0 before that.
 
     Raises:
         GradientError: If a parameter's dtype cannot be compressed.
@@ -96,18 +95,19 @@ class ShardedReducer:
     def __init__(
         self, common: EngineSettings, model: nn.Module, scheme: Scheme, begins: Callable[[ShardedReducer], object]
     ) -> None:
-        self.steps = self.job = 0
+        self.steps = 0
         self.model = weakref.ref(model)
         self.scheme = scheme
         self._common, self._begins = common, begins
         self._groups = groups_of(model)
         self._facts = [fact for group in self._groups for fact in group.facts()]
+        self._agreement = Agreement(self._describe, (fact.name for fact in self._facts))
         self._transports = {ranks: GroupTransport.of(ranks) for ranks in map(scheme.ranks, self._groups)}
         self._buckets = [self._made(group) for group in self._groups]
         self.transport: GroupTransport | None = None
         self._step: Step | None = None
         self._updates: UpdateWatch | None = None
-        self._agreed = self._connected = False
+        self._connected = False
 
     def _made(self, group: FSDPUnit) -> GroupBuckets:
         """Return the buckets of a group; its largest trainable parameter decides on the method."""
@@ -156,7 +156,8 @@ class ShardedReducer:
                 f"this model is registered already, with op={former.scheme.op!r} and replicas={former.scheme.replicas}:"
                 " register it again with the same, or shard a new model"
             )
-        self.label, self.steps, self.job, self._step = former.label, former.steps, former.job, former._step
+        self.label, self.steps, self._step = former.label, former.steps, former._step
+        self._agreement.job = former._agreement.job
         former._watch.remove()
         self.transport, self._connected = former.transport, former._connected
         self._transports |= former._transports
@@ -200,7 +201,7 @@ class ShardedReducer:
             if self.transport is None:
                 self.transport = self._meet()
                 self._begins(self)
-            if not self._agreed:
+            if self._agreement.due:
                 self._agree(self.transport)
             self._step = Step(self._common.loss_scale.read())
             self.steps += 1
@@ -286,15 +287,17 @@ class ShardedReducer:
 
     def _agree(self, everyone: GroupTransport) -> None:
         """Verify that all ranks of the model agree, before the first exchange."""
-        restored = f"step {self.steps} of job {self.job:x}" if self.job else ""
-        world = next(iter(self._transports.values())).world
-        facts = agreement.describe(self._common.method, self._common.merge, self._facts, world, restored)
-        handshake = Handshake(facts, place_of(fact.name for fact in self._facts), everyone)
-        handshake.wait()
-        self.job = handshake.verify()
+        self._agreement.begin(everyone, self.steps)
+        self._agreement.wait()
+        self._agreement.verify()
         if not self._connected:
             self._transports = {ranks: self._lane(one) for ranks, one in self._transports.items()}
-        self._agreed = self._connected = True
+        self._connected = True
+
+    def _describe(self, _: World, restored: str) -> bytes:
+        """Return what the ranks must agree on, nodes of the ranks that sum gradients among it."""
+        world = next(iter(self._transports.values())).world
+        return agreement.describe(self._common.method, self._common.merge, self._facts, world, restored)
 
     def _lane(self, transport: GroupTransport) -> GroupTransport:
         """Return connections of the ranks of a process group for all groups that they reduce."""
@@ -353,7 +356,7 @@ class ShardedReducer:
             world.size,
             self.steps,
             leaves,
-            job=self.job,
+            job=self._agreement.job,
             shared=shared,
             local_size=world.local_size,
             gradients=self.gradients,
@@ -389,8 +392,9 @@ class ShardedReducer:
         """Restore checked states."""
         for buckets in self._buckets:
             buckets.restore(saved.buckets)
-        self.steps, self.job = saved.steps, saved.job
-        self._step, self._agreed = None, False
+        self.steps, self._agreement.job = saved.steps, saved.job
+        self._step = None
+        self._agreement.expire()
 
 
 def _stateless(kept: BucketSnapshot) -> bool:

@@ -7,6 +7,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -22,13 +23,13 @@ from hvd_compress.core.router import Router
 from hvd_compress.core.state_tree import kinds
 from hvd_compress.engine.stats import Meter
 from hvd_compress.errors import DisagreementError, ExchangeError, UnsupportedError
+from hvd_compress.torch.agreement import PATIENCE, Agreement
 from hvd_compress.torch.autotune import Tuner
 from hvd_compress.torch.backward import at_end_of_backward
 from hvd_compress.torch.bucket_state import BucketState, Place
 from hvd_compress.torch.buckets import Buckets, Member, facts_of
 from hvd_compress.torch.discards import DiscardWatch
 from hvd_compress.torch.entry import Entry, GradientArrival
-from hvd_compress.torch.handshake import PATIENCE, Handshake, place_of
 from hvd_compress.torch.loss_scale import LossScale
 from hvd_compress.torch.step import Step
 from hvd_compress.torch.updates import UpdateWatch
@@ -84,7 +85,6 @@ class Reducer:
     Attributes:
         transport: Transport of the collectives; replaced when the ranks of an elastic job change.
         steps: Number of steps so far.
-        job: Job number that the ranks agreed on; 0 before that.
         changed: Whether user code changed gradients of the last step before they were reduced.
 
     Raises:
@@ -103,7 +103,7 @@ class Reducer:
     ) -> None:
         self.label = label
         self.transport = transport
-        self.steps = self.job = self._series = 0
+        self.steps = 0
         self._membership = Membership(zlib.crc32(label.encode()))
         self._met: object = None
         self._ballot = ballot
@@ -111,13 +111,13 @@ class Reducer:
         self._method, self._merge, self._meter, self._loss_scale, self._lock, self._cure = common
         self._step: Step | None = None
         self._epoch = transport.epoch
-        self._facts = facts_of((name, tensor) for _, name, tensor in members)
+        facts = facts_of((name, tensor) for _, name, tensor in members)
+        self._describe = partial(agreement.describe, self._method, self._merge, facts)
+        self._agreement = Agreement(self._describe, (one.name for one in facts) if replaces else ())
         self._buckets = Buckets(self._method, self._merge, members, self.world)
         self._tuner: Tuner | None = None
-        self._handshake: Handshake | None = None
         self._coming: Handle | None = None
-        self._due = not agreement.elastic()
-        self._counted = self._thrown = self._verified = self._undoes = self._told = self.changed = False
+        self._counted = self._thrown = self._undoes = self._told = self.changed = False
         self._discards: DiscardWatch | None = None
         self._updates: UpdateWatch | None = None
         # A newcomer in an elastic job knows nothing of the first step.
@@ -175,7 +175,7 @@ class Reducer:
 
     def _prefix(self) -> str:
         """Return the prefix of the names of collectives; it changes after a disagreement, which may leave some open."""
-        return f"hvd_compress.{self.label}.{self._series:x}"
+        return f"hvd_compress.{self.label}.{self._agreement.series:x}"
 
     @property
     def waiting(self) -> int:
@@ -221,14 +221,14 @@ class Reducer:
         self._change_buckets()
         self._counted = self._thrown = False
         meets = agreement.elastic() and self._met != self.transport.epoch
-        votes = self._ballot(self.world, self._due, self._undoes)
+        votes = self._ballot(self.world, self._agreement.due, self._undoes)
         step = Step(votes, self.transport, self._prefix(), self._meter, scale, self._replaces, self._lock)
         self._step = step
         self._lock.running.add(self)
-        if not (meets or self._due or self._undoes) and self._buckets.begun:
+        if not (meets or self._agreement.due or self._undoes) and self._buckets.begun:
             step.release(self._buckets.layout)
-        if self._due and not self.transport.ordered:  # where the order counts, all ranks greet at the same time: later
-            self._greet()
+        if self._agreement.due and not self.transport.ordered:  # else all ranks begin at the same time: later
+            self._agreement.begin(self.transport, self.steps)
             at_end_of_backward(self.verify_soon)
         return step
 
@@ -249,11 +249,11 @@ class Reducer:
         transport = self.transport.renewed()
         if not agreement.elastic():
             self._buckets.check_movable(transport.world)
-            self._due = True
+        self._agreement.renew()
         self.transport, self._epoch = transport, transport.epoch
         self._buckets.world = self.world
-        self._handshake = self._coming = None
-        self._verified = self._undoes = False
+        self._coming = None
+        self._undoes = False
         if self._tuner is not None:
             self._tuner.resume(self._tuner.timings)
 
@@ -286,7 +286,7 @@ class Reducer:
         self._undoes = False
         if undoes:
             self._undo()
-        if not self._due:
+        if not self._agreement.due:
             step.release(self._buckets.layout)
 
     def take(self, vote: Tensor, entry: Entry) -> Tensor:
@@ -327,8 +327,9 @@ class Reducer:
 
     def _ready(self, step: Step, asked: bool) -> bool:
         """Prepare as far as possible without waiting; return whether the buckets are released."""
-        if asked and not (self._verified or agreement.elastic()):
-            if not self._greet().done():
+        if asked and not (self._agreement.verified or agreement.elastic()):
+            self._agreement.begin(self.transport, self.steps)
+            if not self._agreement.can_verify():
                 return False
             self._verify()
         if self._undoes:
@@ -357,44 +358,23 @@ class Reducer:
             return
         all_came = len(step.entries) == len(self._buckets.keys) and not agreement.elastic()
         if step.held and (self._undoes or all_came) and step.votes.are_complete():
-            self._ready(step, asked=self._due)
+            self._ready(step, asked=self._agreement.due)
         step.advance()
-
-    def _greet(self) -> Handshake:
-        """Start to verify that the ranks agree, or continue the handshake of an aborted step."""
-        if self._handshake is None:
-            facts = agreement.describe(self._method, self._merge, self._facts, self.world, self.identity)
-            # All ranks make direct calls in the same order, so the same place works for any names.
-            place = place_of(one.name for one in self._facts) if self._replaces else ""
-            self._handshake = Handshake(facts, place, self.transport, afresh=self._due)
-        return self._handshake
-
-    @property
-    def identity(self) -> str:
-        """Identifier of the state, the same on all ranks that resume from the same step; empty for a new one."""
-        return f"step {self.steps} of job {self.job:x}" if self.job else ""
 
     def verify_soon(self) -> None:
         """Verify that the ranks agree, if the others arrive soon; they may legally arrive later."""
         with self._lock, self._meter.time("wait"):
-            handshake = self._handshake
-            if handshake is not None and handshake.wait(PATIENCE, self._lock.sleep) and self._handshake is handshake:
-                self._verify()  # unless it has been done while waiting
+            if self._agreement.wait(PATIENCE, self._lock.sleep):
+                self._verify()
 
     def _verify(self) -> None:
-        handshake, self._handshake = self._handshake, None
-        assert handshake is not None
         try:
-            self.job = handshake.verify()
-            if handshake.all_afresh:
-                self._series = self.job
+            self._agreement.verify()
         except DisagreementError:
             if self._step is not None:
                 self._step.votes.settle(PATIENCE)
             self._drop()
             raise
-        self._due = False
-        self._verified = True
 
     def _came_anywhere(self, step: Step) -> dict[int, GradientArrival] | None:
         """Return when gradients arrived, as the earliest over all ranks; None if not known yet.
@@ -414,7 +394,7 @@ class Reducer:
         step.end()
         self._counted, self.changed = step.finite, step.changed
         self._leave()
-        self._verified = False
+        self._agreement.verified = False
         self.steps += 1
         if self._discards is not None:
             self._discards.reduced(self._buckets.parameter(step.first))
@@ -437,7 +417,8 @@ class Reducer:
                 )
             if self._counted:
                 self._undo()
-                self._due, self._counted = not agreement.elastic(), False
+                self._agreement.expire()
+                self._counted = False
 
     def _undo(self) -> None:
         for bucket in self.buckets:
@@ -486,8 +467,9 @@ class Reducer:
             self._tuner = formers[0]._tuner
         else:
             self._tune()
-        self.steps, self.job = max(former.steps for former in formers), sum(former.job for former in formers)
-        self._series = sum(former._series for former in formers)
+        self.steps = max(former.steps for former in formers)
+        self._agreement.job = sum(former._agreement.job for former in formers)
+        self._agreement.series = sum(former._agreement.series for former in formers)
 
     def saved(self) -> SavedSession:
         """Return copies of the states of all buckets."""
@@ -505,7 +487,7 @@ class Reducer:
             buckets,
             partition,
             search,
-            self.job,
+            self._agreement.job,
             shared,
             came,
             world.local_size,
@@ -518,8 +500,9 @@ class Reducer:
         self._buckets.restore(saved)
         if saved.came is not None:
             self._tune()
-        self.steps, self.job = saved.steps, saved.job
-        self._due, self._counted, self._verified = not agreement.elastic(), False, False
+        self.steps, self._agreement.job = saved.steps, saved.job
+        self._agreement.expire()
+        self._counted = False
         if self._buckets.fixed is not None:
             self._buckets.change(self._buckets.fixed)
         elif self._tuner is not None and same_parameters(saved, self.gradients):
@@ -539,12 +522,12 @@ class Reducer:
             self.world,
             self.steps,
             self._gather,
-            agreement.describe(self._method, self._merge, self._facts, self.world),
+            self._describe(self.world),
             self.by_bucket,
         )
         self._met = self.transport.epoch
         if meeting is not None:
-            self.job = meeting.job
+            self._agreement.job = meeting.job
             if meeting.leaves:
                 world = self.world
                 self.restore(SavedSession(world.rank, world.size, meeting.steps, meeting.leaves, job=meeting.job))
@@ -552,9 +535,7 @@ class Reducer:
     def _gather(self, data: bytes, name: str) -> bytes:
         """Concatenate the bytes of all ranks, in the order of ranks."""
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        handle = self.transport.start(
-            AllGather(mine, ragged=True), f"{name}.{place_of(one.name for one in self._facts)}"
-        )
+        handle = self.transport.start(AllGather(mine, ragged=True), f"{name}.{self._agreement.place}")
         return bytes(wait(handle).numpy())
 
     def by_bucket(self, saved: SavedSession | None = None) -> dict[str, BucketSnapshot]:

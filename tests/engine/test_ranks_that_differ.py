@@ -10,7 +10,7 @@ from engine.ranks import Compression, Job, everyone, make_model, rank, size
 from torch import Tensor, nn
 
 from hvd_compress.errors import CompressionError, DisagreementError, GradientError
-from hvd_compress.torch import handshake
+from hvd_compress.torch import agreement
 
 pytestmark = [pytest.mark.usefixtures("on_ranks"), pytest.mark.matched("names", "channels", "turns")]
 
@@ -82,8 +82,8 @@ def test_training_goes_on_after_a_refusal() -> None:
 
 def test_a_rank_that_does_not_say_what_it_has_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """One has ended before it could: the others are told what differs, if not how."""
-    monkeypatch.setattr(handshake, "PATIENCE", 0.05)
-    monkeypatch.setattr(handshake.Handshake, "_refuse", _silent(handshake.Handshake._refuse))
+    monkeypatch.setattr(agreement, "PATIENCE", 0.05)
+    monkeypatch.setattr(agreement._Comparison, "_refuse", _silent(agreement._Comparison._refuse))
     with pytest.raises(DisagreementError, match=r"the ranks disagree on the method(:|.*on all ranks)") as error:
         Job(["topk", "int8"][rank() == 1]).run(1)
     assert ("rank 0 has" not in str(error.value)) == (rank() != 1)
@@ -91,7 +91,7 @@ def test_a_rank_that_does_not_say_what_it_has_is_not_waited_for(monkeypatch: pyt
 
 
 def _silent(original: Callable[..., object]) -> Callable[..., object]:
-    def refuse(self: handshake.Handshake, title: str) -> object:
+    def refuse(self: agreement._Comparison, title: str) -> object:
         if rank() == 1:
             raise DisagreementError(f"the ranks disagree on the {title}: rank 0 has ended")
         return original(self, title)

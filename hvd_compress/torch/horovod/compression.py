@@ -6,6 +6,7 @@ import logging
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,12 +21,12 @@ from hvd_compress.core.router import Router
 from hvd_compress.engine.api import Catalogue
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.methods.wrappers.precondition import Precondition
+from hvd_compress.torch.agreement import PATIENCE, Agreement
 from hvd_compress.torch.backward import at_end_of_backward
 from hvd_compress.torch.buckets import Member, facts_of
 from hvd_compress.torch.call_registry import CallRegistry
 from hvd_compress.torch.compressor import ReducingCompressor
 from hvd_compress.torch.entry import Entry
-from hvd_compress.torch.handshake import PATIENCE, Handshake, place_of
 from hvd_compress.torch.horovod import caller
 from hvd_compress.torch.horovod.carriers import CarrierPool, Carriers
 from hvd_compress.torch.horovod.transport import HorovodTransport
@@ -63,7 +64,8 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         self._reducers = CallRegistry(caller.has_begun, caller.CURE, "hvd.allreduce")
         super().__init__(method, merge, self._reducers, caller.CURE)
         self._passthrough = Passthrough(method.core, self._meter)
-        self._agreed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._agreements: weakref.WeakKeyDictionary[Any, Agreement] = weakref.WeakKeyDictionary()
+        self._incarnation = caller.incarnation()
         self._warned = self._met_sparse = False
         self._taking = True
 
@@ -90,20 +92,28 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
 
     def _compress_alone(self, call: caller.Call | caller.Direct | None, tensor: Tensor) -> tuple[Tensor, Any]:
         """Compress with a linear method, without waiting for other ranks."""
-        if isinstance(call, caller.Call) and self._agreed.get(call.optimizer) != caller.incarnation():
-            members = caller.parameters(call.optimizer)
-            transport = HorovodTransport.of(caller.process_set(call.optimizer))
-            facts = agreement.describe(self.method, self.merge, facts_of(members), transport.world)
-            self._passthrough.greet(Handshake(facts, place_of(name for name, _ in members), transport))
+        if self._incarnation != caller.incarnation():
+            self._agreements.clear()
+            self._incarnation = caller.incarnation()
+        if isinstance(call, caller.Call) and call.optimizer not in self._agreements:
+            facts = facts_of(caller.parameters(call.optimizer))
+            agreed = Agreement(partial(agreement.describe, self.method, self.merge, facts), (one.name for one in facts))
+            agreed.begin(HorovodTransport.of(caller.process_set(call.optimizer)))
             at_end_of_backward(self._verify_soon)
-            self._agreed[call.optimizer] = caller.incarnation()
+            self._agreements[call.optimizer] = agreed
         self._meter.steps += self._taking  # the first call after a `decompress` begins a step
         self._taking = False
         return self._passthrough.compress(tensor)
 
     def _verify_soon(self) -> None:
         with self._lock:
-            self._passthrough.verify(PATIENCE, self._lock.sleep)
+            self._verify(PATIENCE)
+
+    def _verify(self, patience: float = 0.0) -> None:
+        """Verify the optimizers for which all ranks have arrived after ``patience`` seconds."""
+        for agreed in list(self._agreements.values()):
+            if agreed.wait(patience, self._lock.sleep):
+                agreed.verify()
 
     def _compress_of(self, call: caller.Call, reducer: Reducer, grad: Tensor) -> tuple[Tensor, Any]:
         """Compress a gradient of an optimizer."""
@@ -145,6 +155,7 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
             if ctx is None:
                 return self._count_sparse(tensor)
             self._taking = True
+            self._verify()
             return self._passthrough.decompress(tensor, ctx)
 
     def _count_sparse(self, gathered: Tensor) -> Tensor:

@@ -32,8 +32,8 @@ def manifest(framework: Framework) -> None:
 def agreement(framework: Framework) -> None:
     """Ranks do not compare how they are set up."""
     if framework == "torch":
-        handshake = import_module("hvd_compress.torch.handshake").Handshake
-        _replace(handshake, "_refuse", lambda self, title: None)
+        comparison = import_module("hvd_compress.torch.agreement")._Comparison
+        _replace(comparison, "_refuse", lambda self, title: None)
     else:
         _replace(import_module("hvd_compress.checkpoint.agreement"), "check", lambda lines: 1)
 

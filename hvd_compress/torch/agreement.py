@@ -1,0 +1,164 @@
+"""Agreement of the ranks on model and compression, without waiting in a backward pass."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Hashable, Iterable
+from typing import NoReturn
+
+import torch
+
+from hvd_compress.checkpoint import agreement
+from hvd_compress.core.collectives import AllGather, AllReduce, World
+from hvd_compress.errors import DisagreementError
+from hvd_compress.torch.waiting import nap
+from hvd_compress.transport.protocol import Handle, Transport
+
+PATIENCE = 2.0
+"""Seconds to wait for ranks that may legally arrive later, as they may wait for this rank first."""
+
+_IN_FLIGHT: dict[tuple[Hashable, str], _Comparison] = {}
+"""The comparison of each name in each epoch that not all ranks are known to have reached."""
+
+
+class Agreement:
+    """What the ranks of a session must have in common before they exchange anything.
+
+    Args:
+        facts: Returns them, from `hvd_compress.checkpoint.agreement.describe`, given the ranks and the saved state that
+            this rank resumes from.
+        names: Names of the parameters; none in direct calls, which all ranks make in the same order.
+
+    Attributes:
+        due: Whether this rank exchanges nothing before all agree: in the first step, and after a restored state.
+        verified: Whether all have agreed in this step.
+        place: Part of the names of its collectives: the same on ranks that differ in part, while two optimizers of a
+            model share none.
+        job: Job number that the ranks agreed on, which their saved states carry; 0 before that.
+        series: Job number of the ranks when all of them had exchanged nothing yet.
+    """
+
+    def __init__(self, facts: Callable[[World, str], bytes], names: Iterable[str]) -> None:
+        self.due = not agreement.elastic()
+        self.verified = False
+        self.job = self.series = 0
+        self._facts = facts
+        self.place = min(agreement.unwrapped(names), default="")
+        self._comparison: _Comparison | None = None
+
+    def expire(self) -> None:
+        """Agree anew in the next step; in an elastic job, ranks compare in another way."""
+        self.due, self.verified = not agreement.elastic(), False
+
+    def renew(self) -> None:
+        """Agree anew with other ranks than before."""
+        self._comparison = None
+        self.expire()
+
+    def begin(self, transport: Transport, steps: int = 0) -> None:
+        """Start to compare, or continue the comparison of an aborted step.
+
+        Args:
+            transport: Transport of the ranks.
+            steps: Number of steps so far, of which a restored state may have some.
+        """
+        if self._comparison is None:
+            restored = f"step {steps} of job {self.job:x}" if self.job else ""
+            self._comparison = _Comparison(self._facts(transport.world, restored), self.place, transport, self.due)
+
+    def can_verify(self) -> bool:
+        """Return whether all ranks compare now."""
+        return self._comparison is not None and self._comparison.done()
+
+    def wait(self, patience: float = math.inf, sleep: Callable[[float], object] = time.sleep) -> bool:
+        """Wait for the other ranks, for at most ``patience`` seconds; return whether there is something to verify."""
+        begin, awaited = time.monotonic(), self._comparison
+        while awaited is not None and not awaited.done() and time.monotonic() - begin < patience:
+            nap(begin, sleep)
+        return awaited is self._comparison and self.can_verify()
+
+    def verify(self) -> None:
+        """Compare the ranks, once all have arrived.
+
+        Raises:
+            DisagreementError: If they differ.
+        """
+        comparison, self._comparison = self._comparison, None
+        assert comparison is not None
+        self.job = comparison.verify()
+        if comparison.all_due:
+            self.series = self.job
+        self.due, self.verified = False, True
+
+
+class _Comparison:
+    """Comparison of the ranks' facts by a sum of `agreement.digests`.
+
+    Args:
+        facts: The facts of this rank.
+        place: Part of the names of its collectives: the same on ranks whose facts may differ, and unique among
+            concurrent comparisons.
+        transport: Transport that performs the collectives.
+        due: Whether this rank exchanges nothing before all agree.
+    """
+
+    def __init__(self, facts: bytes, place: str, transport: Transport, due: bool) -> None:
+        self._facts = facts
+        self._transport = transport
+        self._name = f"hvd_compress.agreement.{place}"
+        table = agreement.compared(facts)
+        self._titles = list(table)
+        self._mine = [int(due), agreement.job_of(facts), *agreement.digests(table.values())]
+        self._place = transport.epoch, self._name
+        self._sums: list[int] = []
+        self._pending: Handle | None = None
+        self._launch()
+
+    def _launch(self) -> None:
+        """Start, unless an abandoned comparison of this name is still in flight."""
+        earlier = _IN_FLIGHT.get(self._place)
+        if earlier is None or earlier.done():
+            _IN_FLIGHT[self._place] = self
+            mine = torch.tensor(self._mine, dtype=torch.int64, device="cpu")
+            self._pending = self._transport.start(AllReduce(mine), self._name)
+
+    def done(self) -> bool:
+        """Return whether all ranks have arrived."""
+        if self._pending is None and not self._sums:
+            self._launch()
+        if self._pending is not None and self._pending.done():
+            self._sums, self._pending = self._pending.result().tolist(), None
+            del _IN_FLIGHT[self._place]  # which would keep the process group
+        return bool(self._sums)
+
+    def verify(self) -> int:
+        """Compare the ranks, once all have arrived; return their job number.
+
+        Raises:
+            DisagreementError: If they differ.
+        """
+        _, job, *sums = self._sums
+        for title, same in zip(self._titles, agreement.equal(sums), strict=True):
+            if not same:
+                self._refuse(title)
+        return job
+
+    @property
+    def all_due(self) -> bool:
+        """Whether no rank exchanged anything before all agreed; valid once all have arrived."""
+        due, _, ranks, *_ = self._sums
+        return ranks == due
+
+    def _refuse(self, title: str) -> NoReturn:
+        """Gather the facts themselves for the message; omit them if some ranks do not answer."""
+        mine = torch.frombuffer(bytearray(self._facts), dtype=torch.uint8)
+        handle = self._transport.start(AllGather(mine, ragged=True), f"{self._name}.facts")
+        begin = time.monotonic()
+        while not handle.done() and time.monotonic() - begin < PATIENCE:
+            nap(begin)
+        if handle.done():
+            agreement.check(bytes(handle.result().numpy()))
+        raise DisagreementError(
+            f"the ranks disagree on the {title}: use the same model and the same compression on all ranks"
+        )
