@@ -243,7 +243,9 @@ def test_stages_must_grow(ends: list[int]) -> None:
 def test_a_residual_that_holds_most_of_a_gradient_is_a_momentum() -> None:
     sparse = {"topk", "gtopk", "threshold", "sidco", "topkc", "scalecom", "randomk", "blockk", "ctk"}
     lagging = sparse | {"onebit", "efsignsgd"}
-    assert {name for name in REGISTRY if parse(name).adds_momentum} == lagging
+    found = {name for name in REGISTRY if parse(name).adds_momentum}
+    assert lagging <= found
+    assert not found & {"none", "fp16", "bf16", "fp8", "int8", "qsgd", "terngrad", "natural", "thc", "loco", "powersgd"}
     options = ("warmup=8", "hierarchical=on", "every=9", "measure=on", "preconditioned=on")
     routers = [parse(f"topk:{option}") for option in options]
     routers += [by_name({"head": parse("none"), "*": parse("topk")}), phases({0: parse("none"), 9: parse("topk")})]

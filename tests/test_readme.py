@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
-import hvd_compress
-from hvd_compress.engine.spec import MEMORY, OPTIONS, parse
-from methods_page import adamw, page
-from methods_page.catalogue import constructors
-
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+import hvd_compress  # noqa: E402
+from hvd_compress.engine.spec import MEMORY, OPTIONS, parse  # noqa: E402
+from methods_page import adamw, page  # noqa: E402
+from methods_page.catalogue import constructors  # noqa: E402
+
 PAGE = ROOT / "docs" / "guide.md"
 README, GUIDE = (ROOT / "README.md").read_text(), PAGE.read_text()
 ADAMW: adamw.Rows = page.read_json(ROOT / "docs" / "adamw.json", adamw.KEYS)

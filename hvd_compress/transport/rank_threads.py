@@ -57,7 +57,8 @@ class RankThreads:
         local_size: Number of ranks on each node.
         seed: Seed of the order.
         matching: How collectives are matched.
-        deadline: Seconds without progress of any rank after which all end with a `DeadlockError`.
+        deadline: Seconds without progress of any rank after which all end with a `DeadlockError`; a first
+            call compiles kernels.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class RankThreads:
         local_size: int = 1,
         seed: int = 0,
         matching: Matching = "names",
-        deadline: float = 10.0,
+        deadline: float = 60.0,
     ) -> None:
         self.matching = matching
         self.deadline = deadline
