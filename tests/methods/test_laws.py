@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from catalogue import EXAMPLES, bare, each_way, one_in
 from worlds import Arr, bucket_of, leaves, normal, ops_of
 
 from hvd_compress import LocalWorld
+from hvd_compress.checkpoint.resharding import slices
 from hvd_compress.core.collectives import State, World
 from hvd_compress.core.method import Method
 from hvd_compress.core.state_tree import Per, Role, flatten, kinds, unflatten
@@ -21,7 +23,9 @@ from hvd_compress.methods.lowrank import LowRank
 from hvd_compress.methods.wrappers.error_feedback import EF21, ErrorFeedback
 from hvd_compress.methods.wrappers.hierarchy import Hierarchical
 from hvd_compress.methods.wrappers.schedule import Delayed, Phases, schedule
-from hvd_compress.transport.lockstep import lockstep, worlds
+from hvd_compress.ops.torch_devices import torch_ops
+from hvd_compress.ops.totals import dense
+from hvd_compress.transport.lockstep import lockstep, run_lockstep_encoded, worlds
 
 SPECS = list(EXAMPLES)
 BUCKET = bucket_of((20, 30), (4, 3, 5, 5), (1,), (7,))
@@ -88,6 +92,20 @@ def test_any_shape_precision_and_number_of_ranks(spec: str, ranks: int, framewor
             assert (mean.shape, mean.dtype) == (arrays[0].shape, arrays[0].dtype)
             assert np.isfinite(mean).all(), name
             np.testing.assert_array_equal(mean, means[name][0], err_msg=name)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_gradients_get_the_sum_however_it_is_decoded(spec: str) -> None:
+    """A sum that is decoded part by part, straight into gradients, is the one that is decoded as a whole."""
+    ops, bucket = torch_ops("cpu"), bucket_of((400, 700), (70_001,))  # three parts
+    method = core(spec)
+    states = [method.init(ops, bucket, world) for world in worlds(2)]
+    first, _ = run_lockstep_encoded(ops, method, bucket, normal(bucket, 2), states)
+    total = first.ended.total
+    gradients = [torch.empty(shape) for shape in bucket.shapes]
+    assert np.isfinite(ops.deliver(total, list(zip(slices(bucket.sizes), gradients, strict=True)), 1.0))
+    whole = np.asarray(dense(ops, total))
+    np.testing.assert_allclose(np.concatenate([np.ravel(one) for one in gradients]), whole, rtol=1e-6, atol=1e-6)
 
 
 def disagreement(spec: str, a: Arr, b: Arr) -> float:
