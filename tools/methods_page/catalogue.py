@@ -78,7 +78,8 @@ def families() -> list[type[Method]]:
 def catalogue(with_adamw: adamw.Rows = ()) -> str:
     """Return the part of the page that describes the methods; its table has what `adamw.json` says."""
     shared = [f"### {cls.__name__}\n\n{read(cls).text}" for cls in families()]
-    zeros = [f"{name}: of one with {1 - cls.nonzero:.0%} zeros" for name, cls in REGISTRY.items() if cls.nonzero < 1]
+    nonzero = {name: cls.card.nonzero for name, cls in REGISTRY.items()}
+    zeros = [f"{name}: of one with {1 - share:.0%} zeros" for name, share in nonzero.items() if share < 1]
     parts = [
         _HEAD.format(side=SIDE, rms=RMS, zeros=", ".join(zeros)),
         _overview(with_adamw),
@@ -119,7 +120,7 @@ def constructors(with_adamw: adamw.Rows) -> str:
         does = summary(name).replace("|", "\\|")
         does += "; the optimizer must have no momentum" * parse(name).needs_plain_sgd
         call = f"`{name}`" if cls.linear else f"`{name}({known_by(name)})`"
-        rows.append((call, cls.collective, does, adamw.cell(with_adamw, name)))
+        rows.append((call, cls.card.collective, does, adamw.cell(with_adamw, name)))
     return markdown(rows, "llll")
 
 

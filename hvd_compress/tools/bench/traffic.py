@@ -120,7 +120,7 @@ def sent(spec: str, ranks: int, side: int = SIDE, ranks_per_host: int = 1) -> tu
     """
     method, bucket = parse(spec).core, _bucket(-(-side // ranks_per_host) * ranks_per_host)
     rng = np.random.default_rng(SEED)
-    dense = REGISTRY[spec.partition(":")[0]].nonzero
+    dense = REGISTRY[spec.partition(":")[0]].card.nonzero
     x = (RMS * rng.standard_normal(bucket.numel) * (rng.random(bucket.numel) < dense)).astype(np.float32)
     fewest = SIZES[0] * ranks_per_host
     most = None if ranks <= fewest else len(sent(spec, fewest, side, ranks_per_host))
