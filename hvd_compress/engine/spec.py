@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, replace
 from typing import Any, TypeVar
 
-from hvd_compress.core.method import Method, Wrapper, written
+from hvd_compress.core.method import Method, Wrapper, check_range, written
 from hvd_compress.core.router import Everywhere, Routable, Router, routed
 from hvd_compress.errors import SpecError, short
 from hvd_compress.methods import REGISTRY
@@ -138,14 +138,8 @@ def build(name: str, /, **params: Any) -> Router:
     """
     cls = REGISTRY.get(name)
     if cls is None:
-        form = (
-            "a spec is one method, with options that follow a colon, as topk:ratio=0.01; "
-            if re.search(r"[^\w-]", name)
-            else ""
-        )
-        raise SpecError(
-            f"unknown method {short(name)}{nearest(name, REGISTRY)}; {form}there are: {', '.join(REGISTRY)}"
-        )
+        form = "a spec is one method, with options that follow a colon, as topk:ratio=0.01; "
+        raise SpecError(unknown("method", name, REGISTRY, form if re.search(r"[^\w-]", name) else ""))
     own, options = _own_defaults(cls), _option_defaults(cls)
     values = {key: _value(name, key, value, own | options) for key, value in params.items()}
     method: Method = make(cls, name, {key: value for key, value in values.items() if key in own})
@@ -266,14 +260,18 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+def unknown(kind: str, word: str, known: Iterable[str], hint: str = "") -> str:
+    """Return the refusal of a word that is none of the known ones: ``"unknown method 'topkk'; there are: ..."``."""
+    return f"unknown {kind} {short(word)}{nearest(word, known)}; {hint}there are: {', '.join(known)}"
+
+
 def _word(key: str, value: Any) -> str:
     """Read the value of an enumerated option; on and off may be written as switches are."""
     if isinstance(value, str) and "on" in _WORDS[key]:
         value = _SWITCH.get(value.lower(), value)
     if isinstance(value, bool):
         value = written(value)
-    if value not in _WORDS[key]:
-        raise SpecError(f"{key}={short(value)} is not allowed: {key} must be {' or '.join(map(repr, _WORDS[key]))}")
+    check_range(key, value, " or ".join(map(repr, _WORDS[key])), value in _WORDS[key])
     return str(value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, NamedTuple
 
+from hvd_compress.core.method import check_range
 from hvd_compress.errors import SpecError
 from hvd_compress.pipeline.torch.end import Link
 
@@ -88,8 +89,7 @@ def connect(link: str, comm: Any, stages: int) -> Connection:
     """
     if link == "mpi":
         return _by_mpi(comm, stages)
-    if link != "horovod":
-        raise SpecError(f"link={link!r} is not allowed: it must be 'mpi' or 'horovod'")
+    check_range("link", link, "'mpi' or 'horovod'", link == "horovod")
     if comm is not None:
         raise SpecError("comm= is only supported with link='mpi': with link='horovod' the ranks are those of Horovod")
     return _by_horovod(stages)

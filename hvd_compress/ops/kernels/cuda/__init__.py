@@ -10,14 +10,10 @@ by Triton. How many elements there are, seeds and steps do not matter for that.
 
 from __future__ import annotations
 
-from hvd_compress.errors import MissingPackageError
+from hvd_compress.errors import required
 
-try:
+with required("a kernel for CUDA", "Triton", "cuda"):
     import triton
-except ImportError as error:
-    raise MissingPackageError(
-        f"kernels for CUDA need Triton ({error}); install it, in the clone of this package, with: pip install '.[cuda]'"
-    ) from error
 
 from hvd_compress.ops.kernels.cuda.casts import cast, from_bfloat16, to_bfloat16
 from hvd_compress.ops.kernels.cuda.dequantising import dequantise
