@@ -53,7 +53,7 @@ OPTIONS: dict[str, Any] = {
 _WORDS: dict[str, list[str]] = {"dense": list(DENSE), "inside": list(DENSE), "feedback": ["on", "off", "ef21"]}
 """Allowed words of enumerated options."""
 
-_MINOR = ("values", "twoway", "block", "seed")
+MINOR = ("values", "twoway", "block", "seed")
 """Parameters that many methods share; none is a method's main hyper-parameter."""
 
 _SWITCH = {
@@ -161,19 +161,13 @@ def meant(name: str, value: object) -> str:
         name: Name of the method.
         value: The value.
     """
-    for key in sorted(_own_defaults(REGISTRY[name]), key=lambda key: key in _MINOR):
+    for key in sorted(_own_defaults(REGISTRY[name]), key=lambda key: key in MINOR):
         try:
             build(name, **{key: value})
         except SpecError:
             continue
         return key
     return ""
-
-
-def known_by(name: str) -> str:
-    """Return a method's main hyper-parameter with its default, as in spec strings; "" if it has none."""
-    own = _own_defaults(REGISTRY[name])
-    return next((f"{key}={written(value)}" for key, value in own.items() if key not in _MINOR), "")
 
 
 def make(cls: type[Made], name: str, params: Mapping[str, Any]) -> Made:

@@ -56,9 +56,7 @@ class ACPSGD(LowRank):
         paper="Zhang et al., Evaluation and Optimization of Gradient Compression for Distributed Deep Learning, 2023",
         collective="allreduce",
         keeps="P and Q, r x (rows + columns)",
-        examples=(
-            Example("acpsgd:rank=2", 2 * 40 * 4, gain=20),  # the left factors in the first step
-        ),
+        examples=(Example("acpsgd:rank=2", 2 * 40 * 4, gain=20),),  # the left factors in the first step
         compared=("acpsgd:rank=64", "acpsgd:rank=16", "acpsgd:rank=4"),
         learns=True,
     )

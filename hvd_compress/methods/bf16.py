@@ -27,9 +27,8 @@ class BFloat16(Quantised):
         paper="Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019",
         collective="alltoall + allgather",
         keeps="step count",
-        examples=(
-            Example("bf16", 2 * 500 * 2 + 500 * 2, total="rounded", gain=1.01),  # both halves out, the sum of one back
-        ),
+        # Both halves go out, and the sum of one comes back.
+        examples=(Example("bf16", 2 * 500 * 2 + 500 * 2, total="rounded", gain=1.01),),
     )
     boundary = True
 

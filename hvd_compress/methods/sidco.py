@@ -48,14 +48,6 @@ class SIDCoState(NamedTuple):
     step: int | Array
 
 
-class _Tail(NamedTuple):
-    """Count of the magnitudes above a threshold t, and the means of ``y = |x| - t`` and ``y^2``."""
-
-    count: Array
-    mean: Array
-    square: Array
-
-
 @register
 @dataclass(frozen=True, kw_only=True)
 class SIDCo(Sparse):

@@ -21,7 +21,6 @@ from hvd_compress.core.collectives import (
 )
 from hvd_compress.core.method import Method
 from hvd_compress.core.state_tree import flatten
-from hvd_compress.engine.local_world import LocalWorld
 from hvd_compress.engine.spec import parse
 from hvd_compress.methods import REGISTRY
 from hvd_compress.ops.numpy import NumpyOps
@@ -92,19 +91,6 @@ def cost(name: str) -> Cost:
         sum(leaf.nbytes for leaf in state if not isinstance(leaf, int)) / bucket.numel,
         {size: 8 * sum(share(m.kind, size) * m.bytes for m in sent(name, size)) for size in SIZES},
     )
-
-
-@cache
-def keeps_zeros(name: str) -> bool:
-    """Return whether coordinates stay zero, up to rounding, that are zero on all ranks."""
-    world, rng = LocalWorld(parse(name).core, SIZES[0]), np.random.default_rng(SEED)
-    absent = rng.random(SIDE) < 0.5
-    for _ in range(2):  # with a residual, too
-        gradients = [rng.standard_normal((SIDE, SIDE)).astype(np.float32) for _ in range(SIZES[0])]
-        for gradient in gradients:
-            gradient[absent] = 0
-        mean = np.abs(world.step(gradients)[0])
-    return bool(mean[absent].max() < 1e-6 * mean.max())
 
 
 @cache
