@@ -156,7 +156,11 @@ def operator(spec: str | Method, backward: bool = False) -> Method:
 
 
 def _checked(method: Method, backward: bool) -> Method:
-    """An operator that was made by hand."""
+    """Return an operator that the caller has made itself.
+
+    Raises:
+        SpecError: If a boundary does not support it.
+    """
     known = {*OPERATORS.values(), *((SharedMask,) if backward else ())}
     if type(method) not in known or getattr(method, "twoway", False):
         raise SpecError(

@@ -42,14 +42,14 @@ class Layout(NamedTuple):
         return self.ranks // self.stages
 
     def neighbour(self, step: int) -> int | None:
-        """The rank of the stage before (-1) or after (1), if there is one."""
+        """Return the rank of the stage before (-1) or after (1); None if there is none."""
         return self.rank + step if 0 <= self.stage + step < self.stages else None
 
     def check(self) -> Layout:
-        """Itself, once it is sure that stages and ranks fit.
+        """Return this layout, after checking that the stages divide the ranks.
 
         Raises:
-            SpecError: If not.
+            SpecError: If they do not.
         """
         if self.stages < 1 or self.ranks % self.stages:
             raise SpecError(
