@@ -17,6 +17,9 @@ Each message names the parameter, its value, the allowed values and the cure.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 BUILD_HOROVOD = "'hvd-compress doctor' prints the command that builds it for the frameworks that are installed"
 """Cure for a Horovod that is missing."""
 
@@ -67,6 +70,28 @@ class BoundaryError(CompressionError, RuntimeError):
 
 class MissingPackageError(CompressionError, ImportError):
     """Required package that is not installed."""
+
+
+@contextmanager
+def required(what: str, packages: str, extra: str, more: str = "") -> Iterator[None]:
+    """Name the cure where an import in this context fails.
+
+    Args:
+        what: What needs the packages, such as ``"hvd_compress.keras"``.
+        packages: Their names, for the message.
+        extra: The extra of this package that installs them.
+        more: Added to the command that does so, or behind it.
+
+    Raises:
+        MissingPackageError: If it fails.
+    """
+    try:
+        yield
+    except (ImportError, RuntimeError) as error:  # a RuntimeError where mpi4py is there, but no MPI library
+        raise MissingPackageError(
+            f"{what} needs {packages} ({error}); install it, in the clone of this package, with:"
+            f" pip install '.[{extra}]'{more}"
+        ) from error
 
 
 class ClusterError(CompressionError, RuntimeError):

@@ -19,7 +19,9 @@ from hvd_compress.methods.wrappers.router import by_name, phases
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.transport.lockstep import lockstep
 
-EXAMPLES = {example.spec: example for name, cls in REGISTRY.items() for example in cls.examples or (Example(name),)}
+EXAMPLES = {
+    example.spec: example for name, cls in REGISTRY.items() for example in cls.card.examples or (Example(name),)
+}
 """What methods say of themselves, by spec."""
 
 
@@ -117,4 +119,4 @@ def agree(spec: str, mean: Arr, expected: Arr) -> bool:
     """
     in_16_bits = ("AllReduce", "float16", False) in way(spec)
     wrong = ~np.isclose(mean, expected, rtol=1e-3, atol=5e-3 if in_16_bits else 1e-4)
-    return bool(wrong.mean() <= (0.05 if bare(spec).rotates else 0.002))
+    return bool(wrong.mean() <= (0.05 if bare(spec).card.rotates else 0.002))

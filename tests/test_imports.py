@@ -65,6 +65,10 @@ def neighbours(module: str) -> set[str]:
     return inner & modules().keys() - {""}
 
 
+def test_the_house_stays_small() -> None:
+    assert len(FLOORS) <= 9 and sum(map(len, FLOORS)) <= 17
+
+
 def test_imports_go_downward() -> None:
     for module in sorted(set(modules()) - {""}):
         for other in neighbours(module):

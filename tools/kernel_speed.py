@@ -101,8 +101,6 @@ def _operations(n: int) -> Iterator[Operation]:
     yield Operation("copy that looks for inf and nan", partial(cpu.put_finite, out, x), 2)
     start, address, size = (np.array([value]) for value in (0, out.ctypes.data, n))
     yield Operation("write a sum, scaled", partial(cpu.deliver, x, start, address, size, 0.5), 2)
-    yield Operation("to float16", partial(cpu.to_float16, x), 1.5)
-    yield Operation("to bfloat16", partial(cpu.to_bfloat16, x), 1.5)
 
 
 def _codes(n: int, x: Floats, left: Floats, out: Floats) -> Iterator[Operation]:

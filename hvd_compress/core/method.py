@@ -45,19 +45,46 @@ class Example(NamedTuple):
     gain: float = 1.0
 
 
+class Card(NamedTuple):
+    """Facts about a method from which lists, documents and tests are made.
+
+    Attributes:
+        paper: Authors, title and year of the source.
+        collective: Collectives of one step.
+        keeps: State between steps.
+        unbiased: Whether the expectation of the total is the sum: ``"yes"``, ``"exact"``, ``"no"``, or the parameters
+            that make it so; without error feedback.
+        claim: Claim of the paper's abstract.
+        examples: Specs that the tests run, one per mode of operation.
+        lossless: Specs whose total is the exact sum.
+        compared: Specs in the table of errors; if empty, the name alone.
+        rotates: Whether it mixes coordinates before rounding, so that the error of one reaches others.
+        learns: Whether it adapts to the gradients of previous steps.
+        nonzero: Share of nonzero coordinates in the gradients that it is made for.
+    """
+
+    paper: str = ""
+    collective: str = ""
+    keeps: str = "nothing"
+    unbiased: str = "no"
+    claim: str = ""
+    examples: tuple[Example, ...] = ()
+    lossless: tuple[str, ...] = ()
+    compared: tuple[str, ...] = ()
+    rotates: bool = False
+    learns: bool = False
+    nonzero: float = 1.0
+
+
 class Method(ABC):
     """Method to sum gradients over ranks. Subclasses are frozen dataclasses whose fields are the hyper-parameters.
 
     Attributes:
         name: Name in spec strings; empty for wrappers, which spec strings select by options.
         family: Family by which lists of methods are sorted: one of `FAMILIES`, or another one.
-        paper: Authors, title and year of the source.
-        collective: Collectives of one step, for the documentation.
-        keeps: State between steps, for the documentation.
+        card: Facts for lists, documents and tests, which no exchange reads.
         feedback: Whether error feedback is on by default.
         memory: Defaults of error feedback and momentum options that differ from the common ones.
-        unbiasedness: Whether the expectation of the total is the sum, for the documentation: ``"yes"``, ``"exact"``,
-            ``"no"``, or the parameters that make it so; without error feedback.
         retains: Whether error feedback is possible: `exchange` can return what it did not send, and never sends more
             than the input.
         lags: Whether error feedback sends most of a gradient in later steps, which acts as a momentum.
@@ -65,37 +92,20 @@ class Method(ABC):
             then scale that sum itself, so the payload is the gradient's own allreduce.
         boundary: Whether it can also compress messages between pipeline stages.
         matrixwise: Whether it approximates matrices, so that a part of a bucket should consist of such.
-        rotates: Whether it mixes coordinates before rounding, so that the error of one reaches others.
         scaleless: Whether the mean is 1 or -1 everywhere, so that only its direction can be compared.
-        learns: Whether it adapts to the gradients of previous steps.
-        nonzero: Share of nonzero coordinates in the gradients that it is made for.
-        examples: Specs that the tests run, one per mode of operation.
-        lossless: Specs whose total is the exact sum.
-        compared: Specs in the table of errors; if empty, the name alone.
-        claim: Claim of the paper's abstract, for the documentation.
     """
 
     name: ClassVar[str] = ""
     family: ClassVar[str] = "other"
-    paper: ClassVar[str] = ""
-    collective: ClassVar[str] = ""
-    keeps: ClassVar[str] = "nothing"
+    card: ClassVar[Card] = Card()
     feedback: ClassVar[bool] = False
     memory: ClassVar[Mapping[str, Any]] = {}
-    unbiasedness: ClassVar[str] = "no"
     retains: ClassVar[bool] = False
     lags: ClassVar[bool] = False
     linear: ClassVar[bool] = False
     boundary: ClassVar[bool] = False
     matrixwise: ClassVar[bool] = False
-    rotates: ClassVar[bool] = False
     scaleless: ClassVar[bool] = False
-    learns: ClassVar[bool] = False
-    nonzero: ClassVar[float] = 1.0
-    examples: ClassVar[tuple[Example, ...]] = ()
-    lossless: ClassVar[tuple[str, ...]] = ()
-    compared: ClassVar[tuple[str, ...]] = ()
-    claim: ClassVar[str] = ""
 
     def __str__(self) -> str:
         """Return the method as in spec strings, without the options of wrappers."""

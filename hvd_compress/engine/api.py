@@ -13,7 +13,7 @@ from hvd_compress.core.bucketing import DEFAULT_MERGE, Merge, check_merge
 from hvd_compress.core.method import Wrapper
 from hvd_compress.core.router import Routable, Router, routed
 from hvd_compress.engine.local_world import LocalWorld
-from hvd_compress.engine.spec import DENSE, as_router, build, meant, nearest
+from hvd_compress.engine.spec import DENSE, as_router, build, meant, unknown
 from hvd_compress.errors import SpecError, short
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.wrappers.router import Selective, by_name, phases
@@ -224,7 +224,7 @@ class Catalogue(Generic[C]):
     def __getattr__(self, name: str) -> Factory[C]:
         if name in REGISTRY:
             return Factory(name, self._make)
-        raise AttributeError(f"unknown method {name!r}{nearest(name, REGISTRY)}; there are: {', '.join(REGISTRY)}")
+        raise AttributeError(unknown("method", name, REGISTRY))
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *REGISTRY]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, replace
 from typing import Any, TypeVar
 
-from hvd_compress.core.method import Method, Wrapper, written
+from hvd_compress.core.method import Method, Wrapper, check_range, written
 from hvd_compress.core.router import Everywhere, Routable, Router, routed
 from hvd_compress.errors import SpecError, short
 from hvd_compress.methods import REGISTRY
@@ -53,7 +53,7 @@ OPTIONS: dict[str, Any] = {
 _WORDS: dict[str, list[str]] = {"dense": list(DENSE), "inside": list(DENSE), "feedback": ["on", "off", "ef21"]}
 """Allowed words of enumerated options."""
 
-_MINOR = ("values", "twoway", "block", "seed")
+MINOR = ("values", "twoway", "block", "seed")
 """Parameters that many methods share; none is a method's main hyper-parameter."""
 
 _SWITCH = {
@@ -138,14 +138,8 @@ def build(name: str, /, **params: Any) -> Router:
     """
     cls = REGISTRY.get(name)
     if cls is None:
-        form = (
-            "a spec is one method, with options that follow a colon, as topk:ratio=0.01; "
-            if re.search(r"[^\w-]", name)
-            else ""
-        )
-        raise SpecError(
-            f"unknown method {short(name)}{nearest(name, REGISTRY)}; {form}there are: {', '.join(REGISTRY)}"
-        )
+        form = "a spec is one method, with options that follow a colon, as topk:ratio=0.01; "
+        raise SpecError(unknown("method", name, REGISTRY, form if re.search(r"[^\w-]", name) else ""))
     own, options = _own_defaults(cls), _option_defaults(cls)
     values = {key: _value(name, key, value, own | options) for key, value in params.items()}
     method: Method = make(cls, name, {key: value for key, value in values.items() if key in own})
@@ -167,19 +161,13 @@ def meant(name: str, value: object) -> str:
         name: Name of the method.
         value: The value.
     """
-    for key in sorted(_own_defaults(REGISTRY[name]), key=lambda key: key in _MINOR):
+    for key in sorted(_own_defaults(REGISTRY[name]), key=lambda key: key in MINOR):
         try:
             build(name, **{key: value})
         except SpecError:
             continue
         return key
     return ""
-
-
-def known_by(name: str) -> str:
-    """Return a method's main hyper-parameter with its default, as in spec strings; "" if it has none."""
-    own = _own_defaults(REGISTRY[name])
-    return next((f"{key}={written(value)}" for key, value in own.items() if key not in _MINOR), "")
 
 
 def make(cls: type[Made], name: str, params: Mapping[str, Any]) -> Made:
@@ -266,14 +254,18 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+def unknown(kind: str, word: str, known: Iterable[str], hint: str = "") -> str:
+    """Return the refusal of a word that is none of the known ones: ``"unknown method 'topkk'; there are: ..."``."""
+    return f"unknown {kind} {short(word)}{nearest(word, known)}; {hint}there are: {', '.join(known)}"
+
+
 def _word(key: str, value: Any) -> str:
     """Read the value of an enumerated option; on and off may be written as switches are."""
     if isinstance(value, str) and "on" in _WORDS[key]:
         value = _SWITCH.get(value.lower(), value)
     if isinstance(value, bool):
         value = written(value)
-    if value not in _WORDS[key]:
-        raise SpecError(f"{key}={short(value)} is not allowed: {key} must be {' or '.join(map(repr, _WORDS[key]))}")
+    check_range(key, value, " or ".join(map(repr, _WORDS[key])), value in _WORDS[key])
     return str(value)
 
 

@@ -14,16 +14,16 @@ Horovod's callbacks fail there, and its functions and its tape want TensorFlow's
 
 from __future__ import annotations
 
-from hvd_compress.errors import BUILD_HOROVOD, MissingPackageError
+from hvd_compress.errors import BUILD_HOROVOD, required
 
-try:
+with required(
+    "hvd_compress.keras",
+    "TensorFlow with Keras and a Horovod built for it",
+    "tensorflow",
+    f"; for Horovod, {BUILD_HOROVOD}",
+):
     import horovod.tensorflow
     import horovod.tensorflow.keras
-except ImportError as error:
-    raise MissingPackageError(
-        f"hvd_compress.keras needs TensorFlow with Keras and a Horovod built for it ({error}): install"
-        f" TensorFlow, in the clone of this package, with: pip install '.[tensorflow]'; for Horovod, {BUILD_HOROVOD}"
-    ) from error
 
 from hvd_compress.keras.optimizer import DistributedOptimizer
 from hvd_compress.tensorflow import Compression, TensorFlowCompressor

@@ -45,12 +45,12 @@ def methods() -> list[MethodInfo]:
     return [
         MethodInfo(
             cls.name,
-            cls.collective,
-            cls.keeps,
-            cls.unbiasedness,
+            cls.card.collective,
+            cls.card.keeps,
+            cls.card.unbiased,
             cls.feedback,
             {field.name: field.default for field in fields(cls)},  # type: ignore[arg-type]
-            cls.paper,
+            cls.card.paper,
         )
         for cls in REGISTRY.values()
     ]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Branch, Exchange, Exchanging, World
-from hvd_compress.core.method import Example, register
+from hvd_compress.core.method import Card, Example, register
 from hvd_compress.core.state_tree import Factors
 from hvd_compress.methods.lowrank import LowRank, flat
 from hvd_compress.ops import Ops
@@ -52,14 +52,14 @@ class ACPSGD(LowRank):
     """
 
     name = "acpsgd"
-    paper = "Zhang et al., Evaluation and Optimization of Gradient Compression for Distributed Deep Learning, 2023"
-    learns = True
-    examples = (
-        Example("acpsgd:rank=2", 2 * 40 * 4, gain=20),  # the left factors in the first step
+    card = Card(
+        paper="Zhang et al., Evaluation and Optimization of Gradient Compression for Distributed Deep Learning, 2023",
+        collective="allreduce",
+        keeps="P and Q, r x (rows + columns)",
+        examples=(Example("acpsgd:rank=2", 2 * 40 * 4, gain=20),),  # the left factors in the first step
+        compared=("acpsgd:rank=64", "acpsgd:rank=16", "acpsgd:rank=4"),
+        learns=True,
     )
-    compared = ("acpsgd:rank=64", "acpsgd:rank=16", "acpsgd:rank=4")
-    collective = "allreduce"
-    keeps = "P and Q, r x (rows + columns)"
 
     def init(self, ops: Ops, bucket: Bucket, world: World) -> ACPSGDState:
         return ACPSGDState(0, self.draw(ops, bucket, "left"), self.draw(ops, bucket, "right"))

@@ -23,13 +23,14 @@ class BFloat16(Quantised):
 
     name = "bf16"
     family = "dense"
-    paper = "Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019"
-    boundary = True
-    examples = (
-        Example("bf16", 2 * 500 * 2 + 500 * 2, total="rounded", gain=1.01),  # both halves out, the sum of one back
+    card = Quantised.card._replace(
+        paper="Kalamkar et al., A Study of BFLOAT16 for Deep Learning Training, 2019",
+        collective="alltoall + allgather",
+        keeps="step count",
+        # Both halves go out, and the sum of one comes back.
+        examples=(Example("bf16", 2 * 500 * 2 + 500 * 2, total="rounded", gain=1.01),),
     )
-    collective = "alltoall + allgather"
-    keeps = "step count"
+    boundary = True
 
     twoway: bool = True
 

@@ -32,17 +32,19 @@ class Block8(Quantised):
     """
 
     name = "block8"
-    paper = (
-        "Wang et al., ZeRO++: Extremely Efficient Collective Communication for Giant Model Training, 2023; "
-        "Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2021"
+    card = Quantised.card._replace(
+        paper=(
+            "Wang et al., ZeRO++: Extremely Efficient Collective Communication for Giant Model Training, 2023; "
+            "Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2021"
+        ),
+        collective="alltoall + allgather, or allgather",
+        claim="4x less communication, together with other techniques, and up to 2.16x the throughput on 384 GPUs",
+        examples=(
+            Example("block8:block=64", 3 * (8 * 4 + 500), total="served"),
+            Example("block8:block=64,twoway=off", 16 * 4 + 1000),
+        ),
+        compared=("block8", "block8:block=32"),
     )
-    examples = (
-        Example("block8:block=64", 3 * (8 * 4 + 500), total="served"),
-        Example("block8:block=64,twoway=off", 16 * 4 + 1000),
-    )
-    compared = ("block8", "block8:block=32")
-    claim = "4x less communication, together with other techniques, and up to 2.16x the throughput on 384 GPUs"
-    collective = "alltoall + allgather, or allgather"
     serves_feedback = True
 
     block: int = 128

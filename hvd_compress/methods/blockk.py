@@ -8,7 +8,7 @@ import numpy as np
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Chosen, Exchange, Exchanging, World
-from hvd_compress.core.method import Counted, Example, Method, check_range, clear, register, rows_of
+from hvd_compress.core.method import Card, Counted, Example, Method, check_range, clear, register, rows_of
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.code import count
@@ -30,13 +30,15 @@ class BlockK(Method):
 
     name = "blockk"
     family = "sparse"
-    paper = "Vogels, Karimireddy, Jaggi, PowerSGD: Practical Low-Rank Gradient Compression, 2019 (Random Block)"
+    card = Card(
+        paper="Vogels, Karimireddy, Jaggi, PowerSGD: Practical Low-Rank Gradient Compression, 2019 (Random Block)",
+        collective="allreduce",
+        keeps="step count",
+        examples=(Example("blockk:ratio=0.1", 400),),
+        lossless=("blockk:ratio=1",),
+        compared=("blockk:ratio=0.0625", "blockk:ratio=0.0156"),
+    )
     boundary = True
-    examples = (Example("blockk:ratio=0.1", 400),)
-    lossless = ("blockk:ratio=1",)
-    compared = ("blockk:ratio=0.0625", "blockk:ratio=0.0156")
-    collective = "allreduce"
-    keeps = "step count"
     feedback = True
     lags = True
     retains = True

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, AllToAll, Exchange, Exchanging, ReduceScatter, State, World
-from hvd_compress.core.method import Example, Method, register
+from hvd_compress.core.method import Card, Example, Method, register
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.totals import sum_rows
@@ -19,12 +19,14 @@ class Dense(Method):
 
     name = "none"
     family = "dense"
-    paper = "uncompressed synchronous SGD"
+    card = Card(
+        paper="uncompressed synchronous SGD",
+        collective="allreduce",
+        unbiased="exact",
+        examples=(Example("none", 4000),),
+        lossless=("none",),
+    )
     boundary = True
-    examples = (Example("none", 4000),)
-    lossless = ("none",)
-    unbiasedness = "exact"
-    collective = "allreduce"
     linear = True
 
     def exchange(
@@ -51,11 +53,13 @@ class Half(Method):
 
     name = "fp16"
     family = "dense"
-    paper = "Micikevicius et al., Mixed Precision Training, 2018"
+    card = Card(
+        paper="Micikevicius et al., Mixed Precision Training, 2018",
+        collective="allreduce",
+        examples=(Example("fp16", 2000, total="rounded"),),
+    )
     retains = True
     boundary = True
-    examples = (Example("fp16", 2000, total="rounded"),)
-    collective = "allreduce"
     linear = True
 
     def exchange(

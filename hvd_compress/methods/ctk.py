@@ -34,12 +34,14 @@ class CTK(Quantised):
 
     name = "ctk"
     family = "sparse"
-    paper = "Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo, 2025"
-    examples = (
-        Example("ctk:ratio=0.1,chunk=64", 16 * (4 + 6), gain=1 + 2**-8),
-        Example("ctk:ratio=0.1,chunk=64,twoway=on", 3 * 8 * (4 + 6), total="served", gain=1 + 2**-8),
+    card = Quantised.card._replace(
+        paper="Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo, 2025",
+        examples=(
+            Example("ctk:ratio=0.1,chunk=64", 16 * (4 + 6), gain=1 + 2**-8),
+            Example("ctk:ratio=0.1,chunk=64,twoway=on", 3 * 8 * (4 + 6), total="served", gain=1 + 2**-8),
+        ),
+        compared=("ctk:ratio=0.1", "ctk", "ctk:ratio=0.01"),
     )
-    compared = ("ctk:ratio=0.1", "ctk", "ctk:ratio=0.01")
     feedback = True
     lags = True
     serves_feedback = True

@@ -46,12 +46,16 @@ class DGC(Sparse):
     """
 
     name = "dgc"
-    paper = "Lin et al., Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training, 2018"
-    examples = (Example("dgc:ratio=0.1,sample=0.2"),)
-    lossless = ("dgc:ratio=1",)
-    compared = ("dgc:ratio=0.0625,values=fp16", "dgc:ratio=0.0156,values=fp16")
-    claim = "270 to 600 times less traffic: 97 MB become 0.35 MB for ResNet-50, 488 MB become 0.74 MB for DeepSpeech"
-    keeps = "velocity; step count"
+    card = Sparse.card._replace(
+        paper=(
+            "Lin et al., Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training, 2018"
+        ),
+        keeps="velocity; step count",
+        claim="270 to 600 times less traffic: 97 MB become 0.35 MB for ResNet-50, 488 MB become 0.74 MB for DeepSpeech",
+        examples=(Example("dgc:ratio=0.1,sample=0.2"),),
+        lossless=("dgc:ratio=1",),
+        compared=("dgc:ratio=0.0625,values=fp16", "dgc:ratio=0.0156,values=fp16"),
+    )
     memory: ClassVar[Mapping[str, Any]] = {"momentum": 0.9}
 
     ratio: float = 0.001

@@ -37,16 +37,18 @@ class FP8(Quantised):
     """
 
     name = "fp8"
-    paper = "Micikevicius et al., FP8 Formats for Deep Learning, 2022"
-    examples = (
-        Example("fp8:block=64", 3 * (8 * 4 + 500), total="served"),
-        Example("fp8:format=e5m2,block=64,twoway=off", 16 * 4 + 1000),
-        Example("fp8:block=64,stochastic=on", 3 * (8 * 4 + 500), total="lossy", unbiased=True),
+    card = Quantised.card._replace(
+        paper="Micikevicius et al., FP8 Formats for Deep Learning, 2022",
+        collective="alltoall + allgather, or allgather",
+        unbiased="with stochastic=on",
+        claim="training with tensors in FP8 is as accurate as in 16 bits, for models of up to 175B parameters",
+        examples=(
+            Example("fp8:block=64", 3 * (8 * 4 + 500), total="served"),
+            Example("fp8:format=e5m2,block=64,twoway=off", 16 * 4 + 1000),
+            Example("fp8:block=64,stochastic=on", 3 * (8 * 4 + 500), total="lossy", unbiased=True),
+        ),
+        compared=("fp8", "fp8:format=e5m2", "fp8:stochastic=on"),
     )
-    compared = ("fp8", "fp8:format=e5m2", "fp8:stochastic=on")
-    claim = "training with tensors in FP8 is as accurate as in 16 bits, for models of up to 175B parameters"
-    unbiasedness = "with stochastic=on"
-    collective = "alltoall + allgather, or allgather"
     serves_feedback = True
 
     format: str = "e4m3"

@@ -10,7 +10,7 @@ import numpy as np
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Branch, Exchange, Exchanging, SaturatingSum, World
-from hvd_compress.core.method import Counted, Example, Method, check_range, register
+from hvd_compress.core.method import Card, Counted, Example, Method, check_range, register
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array, Shape
 from hvd_compress.ops.code import count
@@ -58,14 +58,16 @@ class Homomorphic(Method):
 
     name = "homomorphic"
     family = "lossless"
-    paper = "Li et al., Accelerating Distributed Deep Learning using Lossless Homomorphic Compression, 2024"
-    nonzero = 0.02
-    examples = (Example("homomorphic:density=0.3"),)
-    lossless = ("homomorphic:density=1",)
-    claim = "up to 6.33 times the throughput of aggregation and 3.74 times faster steps"
-    collective = "saturating sum, allreduce (max), allreduce"
-    keeps = "step count"
-    unbiasedness = "exact"
+    card = Card(
+        paper="Li et al., Accelerating Distributed Deep Learning using Lossless Homomorphic Compression, 2024",
+        collective="saturating sum, allreduce (max), allreduce",
+        keeps="step count",
+        unbiased="exact",
+        claim="up to 6.33 times the throughput of aggregation and 3.74 times faster steps",
+        examples=(Example("homomorphic:density=0.3"),),
+        lossless=("homomorphic:density=1",),
+        nonzero=0.02,
+    )
 
     density: float = 0.05
     load: float = 0.75

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Exchange, Exchanging, ReduceScatter, World
-from hvd_compress.core.method import LARGEST_BLOCK, Counted, Example, Method, check_range, register, rows_of
+from hvd_compress.core.method import LARGEST_BLOCK, Card, Counted, Example, Method, check_range, register, rows_of
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array
@@ -33,15 +33,17 @@ class Int8(Method):
 
     name = "int8"
     family = "quantised"
-    paper = "Xin et al., Global-QSGD: Allreduce-Compatible Quantization for Distributed Learning, 2023"
-    examples = (
-        Example("int8:block=64", 16 * (4 + 64), unbiased=True),
-        Example("int8:block=64,bits=16", 16 * (4 + 128), unbiased=True),
+    card = Card(
+        paper="Xin et al., Global-QSGD: Allreduce-Compatible Quantization for Distributed Learning, 2023",
+        collective="2 allreduces (max, sum)",
+        keeps="step count",
+        unbiased="yes",
+        examples=(
+            Example("int8:block=64", 16 * (4 + 64), unbiased=True),
+            Example("int8:block=64,bits=16", 16 * (4 + 128), unbiased=True),
+        ),
+        compared=("int8:bits=16", "int8"),
     )
-    compared = ("int8:bits=16", "int8")
-    collective = "2 allreduces (max, sum)"
-    keeps = "step count"
-    unbiasedness = "yes"
     retains = True
 
     bits: int = 8

@@ -7,7 +7,16 @@ from typing import NamedTuple
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Exchange, Exchanging, World
-from hvd_compress.core.method import LARGEST_BLOCK, MOST_STEPS, Example, Method, check_range, check_whole, register
+from hvd_compress.core.method import (
+    LARGEST_BLOCK,
+    MOST_STEPS,
+    Card,
+    Example,
+    Method,
+    check_range,
+    check_whole,
+    register,
+)
 from hvd_compress.core.state_tree import PrivateCode, ServedCode
 from hvd_compress.methods.quantised import add_part, part_size, sum_part, two_step
 from hvd_compress.ops import Ops
@@ -61,12 +70,14 @@ class LoCo(Method):
 
     name = "loco"
     family = "quantised"
-    paper = "Xie et al., LoCo: Low-Bit Communication Adaptor for Large-scale Model Training, 2024"
-    examples = (Example("loco:block=64", 3 * (8 * 4 + 500 // 2), total="served"),)
-    compared = ("loco:bits=8", "loco:bits=4")
-    claim = "14 to 40 % faster training with Adam (LLaMA, mixtures of experts), without loss"
-    collective = "alltoall + allgather"
-    keeps = "errors in 8 bits"
+    card = Card(
+        paper="Xie et al., LoCo: Low-Bit Communication Adaptor for Large-scale Model Training, 2024",
+        collective="alltoall + allgather",
+        keeps="errors in 8 bits",
+        claim="14 to 40 % faster training with Adam (LLaMA, mixtures of experts), without loss",
+        examples=(Example("loco:block=64", 3 * (8 * 4 + 500 // 2), total="served"),),
+        compared=("loco:bits=8", "loco:bits=4"),
+    )
 
     bits: int = 4
     beta: float = 0.8

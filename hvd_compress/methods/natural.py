@@ -27,11 +27,13 @@ class Natural(Quantised):
     """
 
     name = "natural"
-    paper = "Horvath et al., Natural Compression for Distributed Deep Learning, 2019"
-    examples = (Example("natural", 1 + 1000, unbiased=True, gain=2),)
-    claim = "a second moment of at most 9/8, so a variance of at most 1/8; 3 to 4 times faster in theory"
-    keeps = "step count"
-    unbiasedness = "yes"
+    card = Quantised.card._replace(
+        paper="Horvath et al., Natural Compression for Distributed Deep Learning, 2019",
+        keeps="step count",
+        unbiased="yes",
+        claim="a second moment of at most 9/8, so a variance of at most 1/8; 3 to 4 times faster in theory",
+        examples=(Example("natural", 1 + 1000, unbiased=True, gain=2),),
+    )
 
     seed: int = 0
 

@@ -41,12 +41,14 @@ class OneBit(_OneBit):
     """
 
     name = "onebit"
-    paper = "Seide et al., 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Training, 2014"
-    examples = (
-        Example("onebit:block=64", 16 * 2 * 4 + 125),
-        Example("onebit:block=64,twoway=on", 3 * (8 * 2 * 4 + 63), total="served"),
+    card = _OneBit.card._replace(
+        paper="Seide et al., 1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Training, 2014",
+        claim="10x faster training of a speech network of 160M parameters on 20 servers with two GPUs each, small loss",
+        examples=(
+            Example("onebit:block=64", 16 * 2 * 4 + 125),
+            Example("onebit:block=64,twoway=on", 3 * (8 * 2 * 4 + 63), total="served"),
+        ),
     )
-    claim = "10x faster training of a speech network of 160M parameters on 20 servers with two GPUs each, small loss"
 
     @property
     def code(self) -> Code:
@@ -71,13 +73,15 @@ class EFSignSGD(_OneBit):
     """
 
     name = "efsignsgd"
-    paper = "Karimireddy et al., Error Feedback Fixes SignSGD and Other Gradient Compression Schemes, 2019"
-    examples = (
-        Example("efsignsgd:block=64", 16 * 4 + 125),
-        Example("efsignsgd:block=64,twoway=on", 3 * (8 * 4 + 63), total="served"),
+    card = _OneBit.card._replace(
+        paper="Karimireddy et al., Error Feedback Fixes SignSGD and Other Gradient Compression Schemes, 2019",
+        claim="the convergence rate of SGD",
+        examples=(
+            Example("efsignsgd:block=64", 16 * 4 + 125),
+            Example("efsignsgd:block=64,twoway=on", 3 * (8 * 4 + 63), total="served"),
+        ),
+        compared=("efsignsgd", "efsignsgd:twoway=on"),
     )
-    compared = ("efsignsgd", "efsignsgd:twoway=on")
-    claim = "the convergence rate of SGD"
 
     @property
     def code(self) -> Code:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Exchange, Exchanging, World
-from hvd_compress.core.method import Example, check_whole, register
+from hvd_compress.core.method import Card, Example, check_whole, register
 from hvd_compress.core.state_tree import Factors
 from hvd_compress.methods.lowrank import LowRank, flat
 from hvd_compress.ops import Ops
@@ -51,17 +51,19 @@ class PowerSGD(LowRank):
     """
 
     name = "powersgd"
-    paper = "Vogels, Karimireddy, Jaggi, PowerSGD: Practical Low-Rank Gradient Compression, 2019"
-    boundary = True
-    learns = True
-    examples = (
-        Example("powersgd:rank=2", 2 * (40 + 25) * 4),
-        Example("powersgd:target_ratio=3,iterations=2", 2 * 5 * (40 + 25) * 4),
+    card = Card(
+        paper="Vogels, Karimireddy, Jaggi, PowerSGD: Practical Low-Rank Gradient Compression, 2019",
+        collective="2 allreduces",
+        keeps="Q, r x columns",
+        examples=(
+            Example("powersgd:rank=2", 2 * (40 + 25) * 4),
+            Example("powersgd:target_ratio=3,iterations=2", 2 * 5 * (40 + 25) * 4),
+        ),
+        lossless=("powersgd:rank=99",),
+        compared=("powersgd:rank=32", "powersgd:rank=8", "powersgd:rank=2"),
+        learns=True,
     )
-    lossless = ("powersgd:rank=99",)
-    compared = ("powersgd:rank=32", "powersgd:rank=8", "powersgd:rank=2")
-    collective = "2 allreduces"
-    keeps = "Q, r x columns"
+    boundary = True
 
     iterations: int = 1
 

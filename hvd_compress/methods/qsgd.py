@@ -13,7 +13,9 @@ from hvd_compress.ops.code import Code
 class _Levels(Quantised):
     """Stochastic rounding to levels of a block's scale."""
 
-    keeps = "step count"
+    card = Quantised.card._replace(
+        keeps="step count",
+    )
 
     block: int = 512
     seed: int = 0
@@ -46,15 +48,17 @@ class QSGD(_Levels):
     """
 
     name = "qsgd"
-    paper = "Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, 2017"
-    examples = (
-        Example("qsgd:block=64", 16 * 4 + 500, unbiased=True),
-        Example("qsgd:block=64,bits=3,norm=l2", 16 * 4 + 250 + 125, unbiased=True, gain=6),
-        Example("qsgd:block=64,twoway=on", 3 * (8 * 4 + 500 // 2), total="lossy", unbiased=True),
+    card = _Levels.card._replace(
+        paper="Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, 2017",
+        unbiased="yes",
+        claim="1.8x faster training of ResNet-152 on ImageNet with 16 GPUs",
+        examples=(
+            Example("qsgd:block=64", 16 * 4 + 500, unbiased=True),
+            Example("qsgd:block=64,bits=3,norm=l2", 16 * 4 + 250 + 125, unbiased=True, gain=6),
+            Example("qsgd:block=64,twoway=on", 3 * (8 * 4 + 500 // 2), total="lossy", unbiased=True),
+        ),
+        compared=("qsgd:bits=8", "qsgd:bits=4", "qsgd:bits=4,norm=l2", "qsgd:bits=4,twoway=on", "qsgd:bits=2"),
     )
-    compared = ("qsgd:bits=8", "qsgd:bits=4", "qsgd:bits=4,norm=l2", "qsgd:bits=4,twoway=on", "qsgd:bits=2")
-    claim = "1.8x faster training of ResNet-152 on ImageNet with 16 GPUs"
-    unbiasedness = "yes"
 
     bits: int = 4
     norm: str = "max"
@@ -98,14 +102,16 @@ class TernGrad(_Levels):
     """
 
     name = "terngrad"
-    paper = "Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, 2017"
-    examples = (
-        Example("terngrad:block=64", 16 * 4 + 250),
-        Example("terngrad:block=64,clip=0", 16 * 4 + 250, unbiased=True),
+    card = _Levels.card._replace(
+        paper="Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, 2017",
+        unbiased="with clip=0",
+        claim="no loss of accuracy with AlexNet, less than 2 % on average with GoogLeNet",
+        examples=(
+            Example("terngrad:block=64", 16 * 4 + 250),
+            Example("terngrad:block=64,clip=0", 16 * 4 + 250, unbiased=True),
+        ),
+        compared=("terngrad", "terngrad:clip=0"),
     )
-    compared = ("terngrad", "terngrad:clip=0")
-    claim = "no loss of accuracy with AlexNet, less than 2 % on average with GoogLeNet"
-    unbiasedness = "with clip=0"
 
     clip: float = 2.5
     block: int = 8192

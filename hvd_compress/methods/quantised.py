@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllGather, AllToAll, Collective, Exchange, Exchanging, World
-from hvd_compress.core.method import Method
+from hvd_compress.core.method import Card, Method
 from hvd_compress.core.state_tree import ServerShard
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array
@@ -50,8 +50,10 @@ class Quantised(Method):
 
     family = "quantised"
     boundary = True
-    collective = "allgather, or alltoall + allgather"
-    keeps = "step count; two-way: the servers' residuals"
+    card = Card(
+        collective="allgather, or alltoall + allgather",
+        keeps="step count; two-way: the servers' residuals",
+    )
     retains = True
     serves_feedback: ClassVar[bool] = False
     """Whether servers use error feedback, as biased codes need."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Chosen, Exchange, Exchanging, World
-from hvd_compress.core.method import Counted, Example, Method, check_range, register
+from hvd_compress.core.method import Card, Counted, Example, Method, check_range, register
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.code import count
@@ -36,17 +36,19 @@ class RandomK(Method):
 
     name = "randomk"
     family = "sparse"
-    paper = "Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, 2018"
-    boundary = True
-    examples = (
-        Example("randomk:ratio=0.1", 400),
-        Example("randomk:ratio=0.1,unbiased=on", 400, unbiased=True, gain=20),
+    card = Card(
+        paper="Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, 2018",
+        collective="allreduce",
+        keeps="step count",
+        unbiased="with unbiased=on",
+        examples=(
+            Example("randomk:ratio=0.1", 400),
+            Example("randomk:ratio=0.1,unbiased=on", 400, unbiased=True, gain=20),
+        ),
+        lossless=("randomk:ratio=1", "randomk:ratio=1,unbiased=on"),
+        compared=("randomk:ratio=0.25", "randomk:ratio=0.0625", "randomk:ratio=0.0156"),
     )
-    lossless = ("randomk:ratio=1", "randomk:ratio=1,unbiased=on")
-    compared = ("randomk:ratio=0.25", "randomk:ratio=0.0625", "randomk:ratio=0.0156")
-    collective = "allreduce"
-    keeps = "step count"
-    unbiasedness = "with unbiased=on"
+    boundary = True
     feedback = True
     lags = True
     retains = True

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Chosen, Exchange, Exchanging, World
-from hvd_compress.core.method import Counted, Example, Method, check_range, register
+from hvd_compress.core.method import Card, Counted, Example, Method, check_range, register
 from hvd_compress.methods.sparse import check_indices
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array
@@ -39,13 +39,15 @@ class ScaleCom(Method):
 
     name = "scalecom"
     family = "sparse"
-    paper = "Chen et al., ScaleCom: Scalable Sparsified Gradient Compression, 2020"
-    examples = (Example("scalecom:ratio=0.1", 100 * (4 + 4)),)
-    lossless = ("scalecom:ratio=1",)
-    compared = ("scalecom:ratio=0.0313", "scalecom:ratio=0.0078")
-    claim = "65 to 400 times less traffic with 64 learners"
-    collective = "2 allreduces (indices, values)"
-    keeps = "step count"
+    card = Card(
+        paper="Chen et al., ScaleCom: Scalable Sparsified Gradient Compression, 2020",
+        collective="2 allreduces (indices, values)",
+        keeps="step count",
+        claim="65 to 400 times less traffic with 64 learners",
+        examples=(Example("scalecom:ratio=0.1", 100 * (4 + 4)),),
+        lossless=("scalecom:ratio=1",),
+        compared=("scalecom:ratio=0.0313", "scalecom:ratio=0.0078"),
+    )
     feedback = True
     lags = True
     retains = True

@@ -48,14 +48,6 @@ class SIDCoState(NamedTuple):
     step: int | Array
 
 
-class _Tail(NamedTuple):
-    """Count of the magnitudes above a threshold t, and the means of ``y = |x| - t`` and ``y^2``."""
-
-    count: Array
-    mean: Array
-    square: Array
-
-
 @register
 @dataclass(frozen=True, kw_only=True)
 class SIDCo(Sparse):
@@ -91,15 +83,17 @@ class SIDCo(Sparse):
     """
 
     name = "sidco"
-    paper = (
-        "Abdelmoniem et al., An Efficient Statistical-based Gradient Compression Technique for Distributed Training"
-        " Systems, 2021"
+    card = Sparse.card._replace(
+        paper=(
+            "Abdelmoniem et al., An Efficient Statistical-based Gradient Compression Technique for Distributed Training"
+            " Systems, 2021"
+        ),
+        keeps="step count, stages",
+        examples=(Example("sidco:ratio=0.1"),),
+        compared=("sidco:ratio=0.0625,values=fp16", "sidco:ratio=0.0156,values=fp16"),
+        learns=True,
     )
     boundary = True
-    learns = True
-    examples = (Example("sidco:ratio=0.1"),)
-    compared = ("sidco:ratio=0.0625,values=fp16", "sidco:ratio=0.0156,values=fp16")
-    keeps = "step count, stages"
 
     ratio: float = 0.01
     fit: str = "exponential"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllGather, Exchange, Exchanging, World
-from hvd_compress.core.method import Example, Method, check_range, register
+from hvd_compress.core.method import Card, Example, Method, check_range, register
 from hvd_compress.core.state_tree import PrivateVector
 from hvd_compress.methods.quantised import two_step
 from hvd_compress.ops import Ops
@@ -54,14 +54,16 @@ class SignSGD(Method):
 
     name = "signsgd"
     family = "quantised"
-    paper = "Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, 2018"
-    scaleless = True
-    examples: ClassVar[tuple[Example, ...]] = (
-        Example("signsgd", 3 * 63, total="lossy"),
-        Example("signsgd:twoway=off", 125, total="lossy"),
+    card = Card(
+        paper="Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, 2018",
+        collective="alltoall + allgather, or allgather",
+        keeps="step count",
+        examples=(
+            Example("signsgd", 3 * 63, total="lossy"),
+            Example("signsgd:twoway=off", 125, total="lossy"),
+        ),
     )
-    collective = "alltoall + allgather, or allgather"
-    keeps = "step count"
+    scaleless = True
 
     twoway: bool = True
     seed: int = 0
@@ -107,10 +109,12 @@ class Signum(SignSGD):
     """
 
     name = "signum"
-    paper = "Bernstein et al., signSGD with Majority Vote is Communication Efficient and Fault Tolerant, 2019"
-    examples = (Example("signum", 3 * 63, total="lossy"),)
-    claim = "32 times less traffic; ResNet-50 on ImageNet 25 % faster on 15 machines"
-    keeps = "momentum"
+    card = SignSGD.card._replace(
+        paper="Bernstein et al., signSGD with Majority Vote is Communication Efficient and Fault Tolerant, 2019",
+        keeps="momentum",
+        claim="32 times less traffic; ResNet-50 on ImageNet 25 % faster on 15 machines",
+        examples=(Example("signum", 3 * 63, total="lossy"),),
+    )
 
     beta: float = 0.9
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllGather, Chosen, Exchange, Exchanging, State, World
-from hvd_compress.core.method import Method, check_range
+from hvd_compress.core.method import Card, Method, check_range
 from hvd_compress.ops import DAMAGED, Ops
 from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.totals import EncodedSum, SparseSum
@@ -40,7 +40,9 @@ class Sparse(Method):
     """
 
     family = "sparse"
-    collective = "allgather"
+    card = Card(
+        collective="allgather",
+    )
     feedback = True
     lags = True
     retains = True

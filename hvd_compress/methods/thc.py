@@ -10,7 +10,7 @@ import numpy as np
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Exchange, Exchanging, SaturatingSum, World
-from hvd_compress.core.method import LARGEST_BLOCK, Counted, Example, Method, check_range, register, rows_of
+from hvd_compress.core.method import LARGEST_BLOCK, Card, Counted, Example, Method, check_range, register, rows_of
 from hvd_compress.errors import SpecError
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array
@@ -65,29 +65,31 @@ class THC(Method):
 
     name = "thc"
     family = "quantised"
-    paper = "Li et al., THC: Accelerating Distributed Deep Learning Using Tensor Homomorphic Compression, 2024"
-    rotates = True
-    examples = (
-        Example("thc:block=64", 16 * 4 + -(-1024 // 6) * 4, gain=6),  # sums of two 4-bit codes in lanes of 5 bits
-        Example("thc:block=64,clip=0", 16 * 4 + -(-1024 // 6) * 4, unbiased=True, gain=6),
-        Example("thc:rotation=full,clip=0", 4 + -(-1024 // 6) * 4, unbiased=True, gain=6),
-        Example("thc:block=64,rotation=none", 16 * 4 + -(-1024 // 6) * 4, unbiased=True, gain=6),
-        Example(
-            "thc:block=64,levels=table,clip=0", 16 * 4 + -(-1024 // 5) * 4, unbiased=True, gain=6
-        ),  # lanes of 6 bits
-        Example("thc:block=64,overflow=saturate", 16 * 4 + 3 * 256, total="lossy", gain=6),
+    card = Card(
+        paper="Li et al., THC: Accelerating Distributed Deep Learning Using Tensor Homomorphic Compression, 2024",
+        collective="2 allreduces (max, sum), or allreduce + saturating sum",
+        keeps="step count",
+        unbiased="with clip=0",
+        claim="1.40 to 1.47 times faster to the target accuracy with aggregation in switches, else 1.28 to 1.33 times",
+        examples=(
+            Example("thc:block=64", 16 * 4 + -(-1024 // 6) * 4, gain=6),  # sums of two 4-bit codes in lanes of 5 bits
+            Example("thc:block=64,clip=0", 16 * 4 + -(-1024 // 6) * 4, unbiased=True, gain=6),
+            Example("thc:rotation=full,clip=0", 4 + -(-1024 // 6) * 4, unbiased=True, gain=6),
+            Example("thc:block=64,rotation=none", 16 * 4 + -(-1024 // 6) * 4, unbiased=True, gain=6),
+            Example(
+                "thc:block=64,levels=table,clip=0", 16 * 4 + -(-1024 // 5) * 4, unbiased=True, gain=6
+            ),  # lanes of 6 bits
+            Example("thc:block=64,overflow=saturate", 16 * 4 + 3 * 256, total="lossy", gain=6),
+        ),
+        compared=(
+            "thc:bits=8",
+            "thc:bits=4",
+            "thc:bits=4,levels=table",
+            "thc:bits=4,overflow=saturate",
+            "thc:bits=2,overflow=saturate",
+        ),
+        rotates=True,
     )
-    compared = (
-        "thc:bits=8",
-        "thc:bits=4",
-        "thc:bits=4,levels=table",
-        "thc:bits=4,overflow=saturate",
-        "thc:bits=2,overflow=saturate",
-    )
-    claim = "1.40 to 1.47 times faster to the target accuracy with aggregation in switches, else 1.28 to 1.33 times"
-    collective = "2 allreduces (max, sum), or allreduce + saturating sum"
-    keeps = "step count"
-    unbiasedness = "with clip=0"
     feedback = True
     retains = True
 

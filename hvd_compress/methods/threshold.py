@@ -26,11 +26,13 @@ class Threshold(Sparse):
     """
 
     name = "threshold"
-    paper = "Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, 2015"
+    card = Sparse.card._replace(
+        paper="Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, 2015",
+        examples=(Example("threshold:threshold=1"),),
+        lossless=("threshold:threshold=1e-20",),
+        compared=("threshold:threshold=0.005", "threshold:threshold=0.01"),
+    )
     boundary = True
-    examples = (Example("threshold:threshold=1"),)
-    lossless = ("threshold:threshold=1e-20",)
-    compared = ("threshold:threshold=0.005", "threshold:threshold=0.01")
 
     threshold: float = 0.01
 

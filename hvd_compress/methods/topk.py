@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import State
@@ -25,18 +24,20 @@ class TopK(Sparse):
     """
 
     name = "topk"
-    paper = "Aji, Heafield, Sparse Communication for Distributed Gradient Descent, 2017"
+    card = Sparse.card._replace(
+        paper="Aji, Heafield, Sparse Communication for Distributed Gradient Descent, 2017",
+        examples=(
+            Example("topk:ratio=0.1", 100 * (4 + 2)),
+            Example("topk:ratio=0.1,values=fp16", 100 * (2 + 2)),
+        ),
+        lossless=("topk:ratio=1",),
+        compared=(
+            "topk:ratio=0.25,values=fp16",
+            "topk:ratio=0.0625,values=fp16",
+            "topk:ratio=0.0156,values=fp16",
+        ),
+    )
     boundary = True
-    examples: ClassVar[tuple[Example, ...]] = (
-        Example("topk:ratio=0.1", 100 * (4 + 2)),
-        Example("topk:ratio=0.1,values=fp16", 100 * (2 + 2)),
-    )
-    lossless = ("topk:ratio=1",)
-    compared: ClassVar[tuple[str, ...]] = (
-        "topk:ratio=0.25,values=fp16",
-        "topk:ratio=0.0625,values=fp16",
-        "topk:ratio=0.0156,values=fp16",
-    )
     ragged = False
 
     ratio: float = 0.01

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import AllReduce, Chosen, Exchange, Exchanging, State, World
-from hvd_compress.core.method import LARGEST_BLOCK, Example, Method, check_range, check_whole, register, rows_of
+from hvd_compress.core.method import LARGEST_BLOCK, Card, Example, Method, check_range, check_whole, register, rows_of
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.code import count
@@ -36,15 +36,18 @@ class TopKC(Method):
 
     name = "topkc"
     family = "sparse"
-    paper = (
-        "Han et al., Beyond Throughput and Compression Ratios: Towards High End-to-end Utility of Gradient Compression,"
-        " 2024; Sun et al., Optimizing Network Performance for Distributed DNN Training on GPU Clusters, 2019"
+    card = Card(
+        paper=(
+            "Han et al., Beyond Throughput and Compression Ratios: Towards High End-to-end Utility of Gradient "
+            "Compression, 2024; "
+            "Sun et al., Optimizing Network Performance for Distributed DNN Training on GPU Clusters, 2019"
+        ),
+        collective="3 allreduces (max, norms, values)",
+        examples=(Example("topkc:ratio=0.1,chunk=8", 4 + 125 * 2 + 12 * 8 * 2, total="rounded"),),
+        lossless=("topkc:ratio=1,values=fp32",),
+        compared=("topkc:ratio=0.5", "topkc:ratio=0.125", "topkc:ratio=0.0156"),
     )
     boundary = True
-    examples = (Example("topkc:ratio=0.1,chunk=8", 4 + 125 * 2 + 12 * 8 * 2, total="rounded"),)
-    lossless = ("topkc:ratio=1,values=fp32",)
-    compared = ("topkc:ratio=0.5", "topkc:ratio=0.125", "topkc:ratio=0.0156")
-    collective = "3 allreduces (max, norms, values)"
     feedback = True
     lags = True
     retains = True

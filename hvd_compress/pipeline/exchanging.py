@@ -27,8 +27,8 @@ class Sent(NamedTuple):
     """Result of an exchange at the sender.
 
     Attributes:
-        payload: uint8, what the receiver needs: the messages of all rounds, one after another.
-        exchange: What the exchange ended with; ``total`` is what the receiver will have.
+        payload: uint8, the messages of all rounds, one after another.
+        exchange: Result of the exchange; ``total`` is the tensor that the receiver will decode.
     """
 
     payload: Array
@@ -51,14 +51,14 @@ def receive(ops: Ops, method: Method, bucket: Bucket, payload: Array, state: Sta
     """Return the result of the sender's exchange: ``total`` and the shared parts of ``state``.
 
     Args:
-        ops: The primitives of the framework at work.
-        method: As of the sender.
-        bucket: As of the sender.
-        payload: uint8, of one dimension; see `Sent`.
-        state: As of the sender, apart from what is a rank's own.
+        ops: Primitives of the framework.
+        method: The sender's method.
+        bucket: The sender's bucket.
+        payload: uint8, one-dimensional; see `Sent`.
+        state: The sender's state, apart from leaves that are private to a rank.
 
     Raises:
-        ExchangeError: If the payload is longer or shorter than what it should hold.
+        ExchangeError: If the payload has the wrong length.
     """
     begin, size = 0, int(payload.shape[0])
 

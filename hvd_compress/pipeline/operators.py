@@ -1,6 +1,7 @@
 """Operators that compress between pipeline stages: methods of gradients, and some others.
 
 A boundary has one sender, so a method works here as in a world of one rank, and there is no second copy of its maths.
+The others are from Rudakov et al., Activations and Gradients Compression for Model-Parallel Training, 2024.
 """
 
 from __future__ import annotations
@@ -22,8 +23,6 @@ from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.code import count
 from hvd_compress.ops.packing import packed_size
 
-PAPER = "Rudakov et al., Activations and Gradients Compression for Model-Parallel Training, 2024"
-
 
 @dataclass(frozen=True, kw_only=True)
 class SampleTopK(TopK):
@@ -33,8 +32,6 @@ class SampleTopK(TopK):
         ratio: Share of the coordinates of a sample that is sent, in (0, 1].
         values: ``"fp32"``, or ``"fp16"`` to send values in 16 bits.
     """
-
-    paper = PAPER
 
     def select(self, ops: Ops, bucket: Bucket, x: Array, state: State) -> tuple[Array, State]:
         chosen, begin = [], 0
@@ -59,8 +56,6 @@ class MinMax(Method):
     """
 
     name = "minmax"
-    paper = PAPER
-    collective = "allgather"
     retains = True
 
     bits: int = 8
@@ -109,8 +104,6 @@ class SharedMask(Method):
     """
 
     name = "shared"
-    paper = PAPER
-    collective = "allreduce"
 
     values: str = "fp32"
 
@@ -163,7 +156,11 @@ def operator(spec: str | Method, backward: bool = False) -> Method:
 
 
 def _checked(method: Method, backward: bool) -> Method:
-    """An operator that was made by hand."""
+    """Return an operator that the caller has made itself.
+
+    Raises:
+        SpecError: If a boundary does not support it.
+    """
     known = {*OPERATORS.values(), *((SharedMask,) if backward else ())}
     if type(method) not in known or getattr(method, "twoway", False):
         raise SpecError(

@@ -51,10 +51,10 @@ class AQSGD:
 
 
 class SampleStore:
-    """The last that is known of each sample.
+    """Keep the last known activation of each sample.
 
     Args:
-        options: How to remember.
+        options: Number of samples, dtype, and where to keep them.
     """
 
     def __init__(self, options: AQSGD) -> None:
@@ -63,14 +63,14 @@ class SampleStore:
         self._rows: Arr | None = None
 
     def check(self, ids: Any, shape: Shape) -> npt.NDArray[np.int64]:
-        """The ids of a minibatch, once it is sure that they can be used.
+        """Return the ids of a minibatch as int64, after checking them.
 
         Args:
-            ids: What was given as such.
-            shape: Of the minibatch.
+            ids: The ids that the caller gave.
+            shape: Shape of the minibatch.
 
         Raises:
-            BoundaryError: If not, or if samples have changed their shape.
+            BoundaryError: If ids are missing, unknown or not unique, or if samples have changed their shape.
         """
         rows, size = shape[0], math.prod(shape[1:])
         if self._rows is not None and size != self._rows.shape[1]:
@@ -106,15 +106,15 @@ class SampleStore:
         return self._rows[ids].astype(dtype)
 
     def write(self, ids: npt.NDArray[np.int64], rows: Arr, shape: Shape) -> None:
-        """Remember.
+        """Keep the activations of some samples.
 
         Args:
-            ids: Of the samples.
-            rows: Shape ``(len(ids), n)``.
-            shape: Of a sample, for messages.
+            ids: Ids of the samples.
+            rows: Their activations, shape ``(len(ids), n)``.
+            shape: Shape of a sample, for error messages.
 
         Raises:
-            BoundaryError: If there is not the memory for all of them.
+            BoundaryError: If all samples together take more memory than the limit.
         """
         if self._rows is None:
             self._rows = self._room(rows.shape[1], shape)

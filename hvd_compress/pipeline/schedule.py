@@ -1,4 +1,4 @@
-"""In which order a stage goes forward and back through the microbatches of a step."""
+"""Schedule of the forward and backward passes of a stage."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ Action = tuple[Literal["forward", "backward"], int]
 
 
 def one_f_one_b(stage: int, stages: int, microbatches: int) -> Iterator[Action]:
-    """1F1B: as soon as it can, a stage goes back through one microbatch for each that it goes forward through.
+    """Yield the schedule 1F1B: after a warm-up, a stage alternates one forward and one backward pass.
 
     Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training, 2019; with a flush after each step,
     as in Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training, 2021. A stage keeps the activations of at
     most ``stages - stage`` microbatches.
 
     Args:
-        stage: Which one, from 0.
+        stage: Index of the stage, from 0.
         stages: Number of stages.
         microbatches: Number of microbatches in a step.
 
     Yields:
-        What to do, and with which microbatch.
+        Pairs of the pass to run and the index of its microbatch.
     """
     ahead = min(stages - stage - 1, microbatches)
     for number in range(ahead):

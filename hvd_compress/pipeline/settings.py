@@ -50,7 +50,7 @@ class Settings(NamedTuple):
         return zlib.crc32(repr(alike).encode())
 
     def specs(self) -> dict[str, Any]:
-        """The arguments of `of` as strings, with what differs from the defaults; of memories a list of two."""
+        """Return the arguments of `of` as spec strings; ``memory`` is a list of two."""
         memories = [_spec(self.forward_memory), _spec(self.backward_memory)]
         operators = {"forward": _spec(self.forward), "backward": _spec(self.backward)}
         return {**operators, "memory": memories, "inference": self.inference}
@@ -63,10 +63,10 @@ class Settings(NamedTuple):
         memory: Memory | tuple[Memory, Memory] = "none",
         inference: bool = True,
     ) -> Settings:
-        """Read what a boundary is told; see ``CompressedBoundary``.
+        """Read the arguments of a boundary; see ``CompressedBoundary``.
 
         Raises:
-            SpecError: If a part of it is not known, not allowed, or not supported with the others.
+            SpecError: If an argument is unknown, not allowed, or not supported with the others.
         """
         methods = operator(forward), operator(backward, backward=True)
         memories = memory if isinstance(memory, tuple) else (memory, memory)
@@ -86,7 +86,7 @@ class Settings(NamedTuple):
 
 
 def _spec(of: Method | Memory) -> str:
-    """The spec of an operator or of a memory."""
+    """Return the spec string of an operator or of a memory."""
     if isinstance(of, str):
         return of
     values = {field.name: (getattr(of, field.name), field.default) for field in fields(of)}  # type: ignore[arg-type]
@@ -110,7 +110,11 @@ def _memory(memory: Memory) -> Memory:
 
 
 def _suited(method: Method, memory: Memory) -> Memory:
-    """The memory of a direction: what goes uncompressed needs none."""
+    """Return the memory of a direction: ``"none"`` if it is not compressed.
+
+    Raises:
+        SpecError: If the operator does not support the memory.
+    """
     if isinstance(method, Dense):
         return "none"
     if memory in FEEDBACK and not method.supports_feedback:

@@ -1,4 +1,4 @@
-"""One direction of a boundary: what is sent is compressed, and what comes is read, with a memory or without."""
+"""One direction of a boundary: compress messages and decode them, with a memory or without."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ class Call(NamedTuple):
     """Facts about a message that both ends know.
 
     Attributes:
-        shape: Of what is sent; the first axis is that of samples.
-        dtype: Of what is sent, such as ``"bfloat16"``.
-        training: Whether it is part of a training step; memories are left alone otherwise.
-        ids: Of the samples, where they are known.
+        shape: Shape of the tensor; the first axis is that of samples.
+        dtype: Dtype of the tensor, such as ``"bfloat16"``.
+        training: Whether it is part of a training step; memories are not used otherwise.
+        ids: Ids of the samples, if they are known.
     """
 
     shape: Shape
@@ -81,15 +81,15 @@ class Call(NamedTuple):
         return self.numel * DTYPES[self.dtype]
 
     def bucket(self, key: str, rows: int | None = None) -> Bucket:
-        """The samples as a bucket, or so many of them."""
+        """Return a bucket with one shape per sample, or with ``rows`` of them."""
         return Bucket(key, (self.shape[1:],) * (self.shape[0] if rows is None else rows), self.precision)
 
 
 def check_carried(dtype: str, shape: Sequence[int | None]) -> None:
-    """Refuse what a boundary cannot carry; None is a length that is not known yet.
+    """Check that a boundary can carry a tensor; None is a length that is not known yet.
 
     Raises:
-        BoundaryError: If it is not of `DTYPES`, has no axis, or no element.
+        BoundaryError: If its dtype is not in `DTYPES`, or it has no axis or no element.
     """
     if dtype not in DTYPES or not shape or 0 in shape:
         raise BoundaryError(
@@ -99,9 +99,9 @@ def check_carried(dtype: str, shape: Sequence[int | None]) -> None:
 
 
 class Stream:
-    """One direction of a boundary. Each end has one of its own, and they go through the same messages in one order.
+    """One direction of a boundary. Each end has its own, and both see the same messages in the same order.
 
-    A message that is not finite travels as it is, and no memory is touched.
+    A message that is not finite is sent uncompressed, and changes no memory.
 
     Args:
         name: Unique among the streams of a pipeline, the same at both ends.
@@ -124,10 +124,10 @@ class Stream:
         """Compress ``x``, one-dimensional, which may be overwritten.
 
         Args:
-            ops: The primitives of the framework at work.
-            x: What is sent, flat.
-            call: What the other end knows, too.
-            mask: Ascending indices, where the operator shares those of the other direction.
+            ops: Primitives of the framework.
+            x: The tensor, flat.
+            call: Facts that the other end knows, too.
+            mask: Ascending indices, if the operator shares those of the other direction.
         """
         if not (call.training or self._inference) or not bool(ops.is_finite(x).all()):
             return Encoded(Kind.RAW, ops.to_bytes(x), x)
@@ -135,20 +135,20 @@ class Stream:
         return Encoded(Kind.CODED, payload, decoded)
 
     def decode(self, ops: Ops, kind: Kind, payload: Array, call: Call, mask: Array | None = None) -> Array:
-        """Return the tensor that the other end has sent: one-dimensional.
+        """Return the tensor that the other end has sent, one-dimensional.
 
         Raises:
-            ExchangeError: If the payload is not what it should be.
+            ExchangeError: If the payload has the wrong length or contents.
         """
         if kind is Kind.RAW:
             return ops.from_bytes(payload, (call.precision, call.numel))[0]
         return self._codec(call).decode(ops, payload, call, mask)
 
     def check_again(self, ops: Ops, call: Call) -> None:
-        """Refuse to compress a message a second time, as where activations are computed again in the backward pass.
+        """Check that a message may be compressed again, as recomputed activations are in the backward pass.
 
         Raises:
-            BoundaryError: If what is sent depends on the messages before, among them this very one.
+            BoundaryError: If the result depends on earlier messages, so that it would differ.
         """
         if (call.training or self._inference) and not self._codec(call).repeats(ops, call):
             raise BoundaryError(
@@ -170,24 +170,24 @@ def streams(settings: Settings, name: str) -> tuple[Stream, Stream]:
 
 
 class _Codec(ABC):
-    """Compresses and reads the messages of a stream."""
+    """Encoder and decoder of the messages of a stream."""
 
     @abstractmethod
     def encode(self, ops: Ops, x: Array, call: Call, mask: Array | None) -> tuple[Array, Array]:
-        """The payload, and what the other end will make of it."""
+        """Return the payload, and the tensor that the other end will decode."""
 
     @abstractmethod
     def decode(self, ops: Ops, payload: Array, call: Call, mask: Array | None) -> Array:
         """Return the tensor that the other end has sent."""
 
     def repeats(self, ops: Ops, call: Call) -> bool:
-        """Whether the same activation always gives the same message, so that it can be recomputed."""
+        """Return whether the same activation always gives the same message, so that it can be recomputed."""
         del ops, call
         return False
 
 
 class _Plain(_Codec):
-    """Without a memory of what was not sent. The state of the method, if it has one, is that of messages of a shape."""
+    """Codec without a memory. The method's state, if it has one, is kept for each shape of messages."""
 
     def __init__(self, name: str, method: Method) -> None:
         self._name = name
@@ -225,7 +225,7 @@ class _Plain(_Codec):
 
 
 class _Feedback(_Plain):
-    """Stream with a residual, or an estimate that both ends share; it has the shape of the first message."""
+    """Codec with a residual, or an estimate that both ends share, of the shape of the first message."""
 
     def __init__(self, name: str, method: Method, memory: str) -> None:
         super().__init__(name, method)
@@ -249,7 +249,7 @@ def _told(bucket: Bucket) -> str:
 
 
 class _Differences(_Codec):
-    """Stream with an estimate per sample. See `AQSGD`."""
+    """Codec with an estimate per sample. See `AQSGD`."""
 
     def __init__(self, name: str, method: Method, options: AQSGD) -> None:
         self._plain = _Plain(name, method)
@@ -287,5 +287,5 @@ class _Differences(_Codec):
 
 
 def host(x: Array) -> np.ndarray[Any, Any]:
-    """An array of any framework as numpy's."""
+    """Return an array of any framework as a numpy array."""
     return np.asarray(x.cpu() if hasattr(x, "cpu") else x)

@@ -1,4 +1,4 @@
-"""Bytes that a boundary has sent, and the time that this took."""
+"""Statistics of a boundary: bytes and seconds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Traffic(NamedTuple):
 
     @classmethod
     def of(cls, meter: Meter) -> Traffic:
-        """The totals of a meter, whose steps are messages."""
+        """Return the totals of a meter that counts each message as a step."""
         found = meter.read(waits=True)
         assert found.encode_seconds is not None and found.wait_seconds is not None and found.decode_seconds is not None
         return cls(
@@ -41,7 +41,7 @@ class Traffic(NamedTuple):
 
 
 def count(meter: Meter, call: Call, sent: int) -> None:
-    """Count a message of so many bytes, if it is one of training."""
+    """Count a message of ``sent`` bytes, if it is part of training."""
     if call.training:
         meter.steps += 1
         meter.gradient_bytes += call.plain_bytes

@@ -43,12 +43,16 @@ class Message(NamedTuple):
 
 
 def size(payload: int, ids: Any) -> int:
-    """Bytes of a message."""
+    """Return the length of a message in bytes."""
     return HEADER + (0 if ids is None else 8 * len(ids)) + payload
 
 
 def pack(message: Message, fingerprint: int) -> Bytes:
-    """The bytes of a message."""
+    """Return a message as bytes.
+
+    Raises:
+        BoundaryError: If its tensor has too many axes.
+    """
     kind, call, microbatch, payload = message
     if len(call.shape) > _AXES:
         raise BoundaryError(f"a boundary carries tensors of at most {_AXES} axes, not of shape {call.shape}")
@@ -62,17 +66,17 @@ def pack(message: Message, fingerprint: int) -> Bytes:
 
 
 def stop(reason: str) -> Bytes:
-    """The bytes by which a stage says that it cannot go on."""
+    """Return the message of a stage that cannot go on."""
     text = reason.encode()
     header = _FORMAT.pack(_MAGIC, _STOP, 0, 0, 0, 0, 0, len(text), *[0] * (1 + _AXES))
     return np.frombuffer(header.ljust(HEADER, b"\0") + text, np.uint8).copy()
 
 
 def unpack(data: Bytes, microbatch: int, fingerprint: int, training: bool, sender: str) -> Message:
-    """Undo `pack`, once it is sure that this is the message that must come now.
+    """Undo `pack`, after checking that this is the expected message.
 
     Raises:
-        BoundaryError: If it is not, or if the other stage says that it cannot go on.
+        BoundaryError: If it is another message, or if the other stage cannot go on.
     """
     if data.size < HEADER or data[:4].tobytes() != _MAGIC:
         raise BoundaryError(f"{sender} sent {data.size} bytes that are no message of a boundary: run all ranks alike")

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hvd_compress.errors import MissingPackageError
+from hvd_compress.errors import required
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,12 +27,8 @@ def require_matplotlib(what: str) -> None:
     Raises:
         MissingPackageError: If it is not installed.
     """
-    try:
+    with required(f"drawing {what}", "matplotlib", "bench"):
         importlib.import_module("matplotlib.figure")
-    except ImportError as error:
-        raise MissingPackageError(
-            f"{what} need matplotlib ({error}); install it with: pip install matplotlib"
-        ) from error
 
 
 def blank(width: float, height: float, title: str, columns: int = 1) -> tuple[Figure, list[Axes]]:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-from hvd_compress.errors import SpecError
+from hvd_compress.core.method import check_range
 
 UNLIMITED = "unlimited"
 """A bandwidth without a limit."""
@@ -37,11 +37,8 @@ def read_count(name: str, text: str) -> int:
         SpecError: If it cannot be read, or is less than 1.
     """
     value = round(_read(text, _COUNTS))
-    if value < 1:
-        raise SpecError(
-            f"{name}={text!r} is not allowed: {name} must be a number of at least 1, with k, M, B or T behind it or"
-            " without, such as 350M, 1.2B or 25557032"
-        )
+    forms = "a number of at least 1, with k, M, B or T behind it or without, such as 350M, 1.2B or 25557032"
+    check_range(name, text, forms, value >= 1)
     return value
 
 
@@ -57,8 +54,7 @@ def read_rate(name: str, text: str) -> float:
         SpecError: If it cannot be read, or is 0.
     """
     value = math.inf if text.strip().lower() == UNLIMITED else _read(text, _BITS)
-    if value <= 0 or "Bp" in text:
-        raise SpecError(f"{name}={text!r} is not allowed: {name} must be {RATE_FORMS}")
+    check_range(name, text, RATE_FORMS, value > 0 and "Bp" not in text)
     return value
 
 
@@ -78,10 +74,9 @@ def read_time(name: str, text: str, *, zero: bool = False, long: bool = False) -
         SpecError: If it cannot be read, or is 0 where that is not allowed.
     """
     value = _read(text, _LONG_TIMES if long else _SHORT_TIMES)
-    if value < 0 or (value == 0 and not zero):
-        allowed = "of at least 0" if zero else "above 0"
-        units = "s, m or h, such as 90s, 10m or 1h" if long else "us, ms or s, such as 50us or 250ms"
-        raise SpecError(f"{name}={text!r} is not allowed: {name} must be a number {allowed} with {units}")
+    least = "of at least 0" if zero else "above 0"
+    units = "s, m or h, such as 90s, 10m or 1h" if long else "us, ms or s, such as 50us or 250ms"
+    check_range(name, text, f"a number {least} with {units}", value > 0 or (value == 0 and zero))
     return value
 
 

@@ -96,7 +96,7 @@ def test_16_bits_within_a_node_lose_no_gradient(spec: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "size", "local_size"), in_turn([spec for cls in REGISTRY.values() for spec in cls.lossless])
+    ("spec", "size", "local_size"), in_turn([spec for cls in REGISTRY.values() for spec in cls.card.lossless])
 )
 def test_lossless_methods_give_the_sum(spec: str, size: int, local_size: int) -> None:
     _, got, true = steps(Hierarchical(bare(spec)), size, local_size, 2)

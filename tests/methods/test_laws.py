@@ -113,7 +113,7 @@ def disagreement(spec: str, a: Arr, b: Arr) -> float:
 
     Where a number is about to be rounded, another order of summation may push it to the other side.
     """
-    if bare(spec).rotates:
+    if bare(spec).card.rotates:
         return float(np.linalg.norm(a - b) / np.linalg.norm(a)) if a.any() else float(b.any())
     return float((~np.isclose(a, b, rtol=1e-4, atol=2e-5)).mean()) if a.size else 0.0
 
@@ -225,7 +225,7 @@ def test_a_dense_step_of_ef21_makes_errors_of_servers_obsolete() -> None:
             np.testing.assert_allclose(results[0].total, sum(xs), atol=1e-6)
 
 
-@on(ALL, [spec for cls in REGISTRY.values() for spec in cls.lossless])
+@on(ALL, [spec for cls in REGISTRY.values() for spec in cls.card.lossless])
 def test_without_compression_it_is_the_identity(spec: str, framework: str) -> None:
     ops, method = ops_of(framework), core(spec)
     xs = normal(BUCKET, 3)
@@ -360,5 +360,5 @@ def test_feedback_is_refused_where_nothing_is_kept() -> None:
 @pytest.mark.parametrize("name", REGISTRY)
 def test_every_method_has_an_example_of_its_own(name: str) -> None:
     assert any(spec.partition(":")[0] == name for spec in EXAMPLES)
-    for spec in (*REGISTRY[name].lossless, *REGISTRY[name].compared):
+    for spec in (*REGISTRY[name].card.lossless, *REGISTRY[name].card.compared):
         assert bare(spec).name == name

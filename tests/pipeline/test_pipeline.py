@@ -20,7 +20,7 @@ TWO = [nn.Linear(2, 2), nn.Linear(2, 2)]
     ("arguments", "words"),
     [
         ({"microbatches": 0}, "microbatches=0 is not allowed"),
-        ({"link": "tcp"}, "link='tcp' is not allowed: it must be 'mpi' or 'horovod'"),
+        ({"link": "tcp"}, "link='tcp' is not allowed: link must be 'mpi' or 'horovod'"),
         ({"link": "horovod", "comm": 1}, "comm= is only supported with link='mpi'"),
         ({"boundary": [CompressedBoundary()] * 2}, "boundary has 2 elements: 2 stages have 1 places between them"),
     ],

@@ -29,7 +29,7 @@ def bits(spec: str, ranks: int, side: int = SIDE) -> float:
 def test_messages_are_those_of_a_whole_exchange(name: str, ranks: int) -> None:
     """`sent` ends before what is gathered is decoded; that must make no difference."""
     rng, n = np.random.default_rng(SEED), SIDE * SIDE
-    x = (RMS * rng.standard_normal(n) * (rng.random(n) < REGISTRY[name].nonzero)).astype(np.float32)
+    x = (RMS * rng.standard_normal(n) * (rng.random(n) < REGISTRY[name].card.nonzero)).astype(np.float32)
     whole = counted.messages(parse(name).core, Bucket("b0", ((SIDE, SIDE),), "float32"), x, World(0, ranks))
     assert [(m.kind, round(m.bytes * n)) for m in sent(name, ranks, SIDE)] == [
         (type(m).__name__, m.array.nbytes) for m in whole

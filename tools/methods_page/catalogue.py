@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 
-from hvd_compress.core.method import Method
+import numpy as np
+
+from hvd_compress.core.method import Method, written
 from hvd_compress.core.router import Routable
-from hvd_compress.engine.spec import known_by, parse
+from hvd_compress.engine.local_world import LocalWorld
+from hvd_compress.engine.spec import MINOR, parse
 from hvd_compress.methods import REGISTRY, methods
 from hvd_compress.methods.wrappers.error_feedback import EF21, ErrorFeedback
 from hvd_compress.methods.wrappers.measure import Measured
 from hvd_compress.methods.wrappers.momentum import Momentum, MomentumCorrection
 from hvd_compress.methods.wrappers.router import ByName, Selective
 from hvd_compress.methods.wrappers.schedule import Delayed, Phases, Schedule
-from hvd_compress.tools.bench.traffic import RMS, SIDE, keeps_zeros
-from hvd_compress.tools.methods.catalogue import numbers, section, summary
+from hvd_compress.tools.bench.traffic import RMS, SEED, SIDE, SIZES
+from hvd_compress.tools.methods.catalogue import info, numbers, section, summary
 from hvd_compress.tools.methods.docstrings import read
 from hvd_compress.tools.tables import markdown
 from methods_page import adamw
@@ -78,7 +81,8 @@ def families() -> list[type[Method]]:
 def catalogue(with_adamw: adamw.Rows = ()) -> str:
     """Return the part of the page that describes the methods; its table has what `adamw.json` says."""
     shared = [f"### {cls.__name__}\n\n{read(cls).text}" for cls in families()]
-    zeros = [f"{name}: of one with {1 - cls.nonzero:.0%} zeros" for name, cls in REGISTRY.items() if cls.nonzero < 1]
+    nonzero = {name: cls.card.nonzero for name, cls in REGISTRY.items()}
+    zeros = [f"{name}: of one with {1 - share:.0%} zeros" for name, share in nonzero.items() if share < 1]
     parts = [
         _HEAD.format(side=SIDE, rms=RMS, zeros=", ".join(zeros)),
         _overview(with_adamw),
@@ -119,8 +123,26 @@ def constructors(with_adamw: adamw.Rows) -> str:
         does = summary(name).replace("|", "\\|")
         does += "; the optimizer must have no momentum" * parse(name).needs_plain_sgd
         call = f"`{name}`" if cls.linear else f"`{name}({known_by(name)})`"
-        rows.append((call, cls.collective, does, adamw.cell(with_adamw, name)))
+        rows.append((call, cls.card.collective, does, adamw.cell(with_adamw, name)))
     return markdown(rows, "llll")
+
+
+def known_by(name: str) -> str:
+    """Return a method's main hyper-parameter with its default, as in spec strings; "" if it has none."""
+    own = info(name).hyper_parameters
+    return next((f"{key}={written(value)}" for key, value in own.items() if key not in MINOR), "")
+
+
+def keeps_zeros(name: str) -> bool:
+    """Return whether coordinates stay zero, up to rounding, that are zero on all ranks."""
+    world, rng = LocalWorld(parse(name).core, SIZES[0]), np.random.default_rng(SEED)
+    absent = rng.random(SIDE) < 0.5
+    for _ in range(2):  # with a residual, too
+        gradients = [rng.standard_normal((SIDE, SIDE)).astype(np.float32) for _ in range(SIZES[0])]
+        for gradient in gradients:
+            gradient[absent] = 0
+        mean = np.abs(world.step(gradients)[0])
+    return bool(mean[absent].max() < 1e-6 * mean.max())
 
 
 def short(paper: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hvd_compress.engine.spec import nearest
+from hvd_compress.engine.spec import unknown
 from hvd_compress.errors import MissingPackageError, SpecError
 from hvd_compress.ops.arrays import Shape
 from hvd_compress.tools.bench.traffic import RMS
@@ -119,7 +119,7 @@ def sample(name: str, size: int, ranks: int) -> Sample:
         MissingPackageError: If it needs a package that is not there.
     """
     if name not in INPUTS:
-        raise SpecError(f"unknown input {name!r}{nearest(name, INPUTS)}; there are: {', '.join(INPUTS)}")
+        raise SpecError(unknown("input", name, INPUTS))
     if size < 1 or ranks < 1:
         raise SpecError(f"size={size}, ranks={ranks} is not allowed: both must be at least 1")
     return INPUTS[name](size, ranks)

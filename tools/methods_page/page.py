@@ -73,13 +73,13 @@ def notes(measured: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a reader of the table must know."""
     sizes = ", ".join(f"{name} {size:,}" for name, size in measured["sizes"].items())
     names = dict.fromkeys(name_of(result["spec"]) for result in measured["results"])
-    warmed = ", ".join(name for name in names if REGISTRY[name].learns)
+    warmed = ", ".join(name for name in names if REGISTRY[name].card.learns)
     signs = ", ".join(name for name in names if REGISTRY[name].scaleless)
     yield f"{measured['ranks']} ranks. Coordinates: {sizes}."
     yield "Bits per coordinate are those that a rank hands to collectives, with all metadata."
     yield "One exchange, without error feedback: what is missing here comes later in training where feedback is on."
     for name in names:
-        if REGISTRY[name].nonzero < 1:
+        if REGISTRY[name].card.nonzero < 1:
             yield f"{name} is for gradients that are mostly zero, as in embedding; the others it sends as they are."
     if warmed:
         yield f"After {measured['steps']} exchanges of the same gradients, which flatters: {warmed}."
@@ -115,7 +115,10 @@ def _bound(spec: str) -> str:
 
 def claims_section() -> str:
     """Return the claims of the papers."""
-    rows = [("Method", "Stated"), *((f"[`{name}`](#{name})", cls.claim) for name, cls in REGISTRY.items() if cls.claim)]
+    rows = [
+        ("Method", "Stated"),
+        *((f"[`{name}`](#{name})", cls.card.claim) for name, cls in REGISTRY.items() if cls.card.claim),
+    ]
     note = "As given there, for their models, data and machines; none of it was reproduced here."
     return f"## What the papers' abstracts state\n\n{note}\n\n{markdown(rows, 'll')}\n"
 

@@ -86,7 +86,7 @@ def measure(spec: str, grads: Sample, steps: int = 8) -> Result:
     world = LocalWorld(method, len(grads.ranks))
 
     trials: list[tuple[float, float, float]] = []
-    for _ in range(1 + steps if REGISTRY[name_of(spec)].learns else 1):
+    for _ in range(1 + steps if REGISTRY[name_of(spec)].card.learns else 1):
         before = world.bytes_sent
         means = world.step(given if by_shape else grads.ranks)
         bits = 8 * (world.bytes_sent - before) / exact.size
@@ -136,7 +136,7 @@ def measure_all(
 
 def default_specs() -> list[str]:
     """Return the specs that methods name for the table."""
-    return [spec for name, cls in REGISTRY.items() for spec in cls.compared or (name,)]
+    return [spec for name, cls in REGISTRY.items() for spec in cls.card.compared or (name,)]
 
 
 def _flat(tensors: Mapping[str, Sequence[Arr]]) -> Arr:

@@ -10,15 +10,10 @@ Use, in one process, to study what compression does to training; Horovod is not 
 
 from __future__ import annotations
 
-from hvd_compress.errors import MissingPackageError
+from hvd_compress.errors import required
 
-try:
+with required("hvd_compress.pipeline.tensorflow", "TensorFlow", "tensorflow"):
     import tensorflow
-except ImportError as error:
-    raise MissingPackageError(
-        f"hvd_compress.pipeline.tensorflow needs TensorFlow ({error});"
-        " install it, in the clone of this package, with: pip install '.[tensorflow]'"
-    ) from error
 
 from hvd_compress.pipeline.tensorflow.boundary import CompressedBoundary
 

@@ -85,8 +85,8 @@ class CompressedBoundary(tf.keras.layers.Layer):  # type: ignore[misc]  # Keras 
 
         Args:
             inputs: Activations, floating-point; the first axis is that of samples. Or ``[activations, ids]``.
-            ids: Of the samples, whole numbers of shape (samples,), with a memory of ``aqsgd`` in training. As an input
-                of a model: ``tf.keras.Input((), dtype="int64")``.
+            ids: Ids of the samples, whole numbers of shape (samples,), with a memory of ``aqsgd`` in training. As an
+                input of a model: ``tf.keras.Input((), dtype="int64")``.
             training: Whether memories are used. Keras knows in ``fit``, ``evaluate`` and ``predict``; in a loop of your
                 own, write ``model(x, training=True)``.
 
@@ -137,9 +137,9 @@ class CompressedBoundary(tf.keras.layers.Layer):  # type: ignore[misc]  # Keras 
         Args:
             x: Activations or gradients, in the precision of the call.
             direction: 0 forward, 1 back.
-            call: What the other end knows, too.
+            call: Facts that the other end knows, too.
             mask: Mask of the activations, if gradients share it.
-            counts: Whether it is a message, and not one that has been counted already.
+            counts: Whether to count the message; recomputed ones have been counted.
         """
         check_carried(call.dtype, x.shape)
         meter = self._meters[direction]
@@ -183,5 +183,5 @@ def _on_host(function: Callable[..., Arr], x: Tensor, *more: Tensor) -> Tensor:
 
 
 def _wide(x: Tensor) -> Tensor:
-    """In the precision that is computed in."""
+    """Return a tensor in the precision of the computation."""
     return x if x.dtype == tf.float64 else tf.cast(x, tf.float32)

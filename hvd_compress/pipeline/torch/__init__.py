@@ -16,15 +16,10 @@ and with a stage on each rank::
 
 from __future__ import annotations
 
-from hvd_compress.errors import MissingPackageError
+from hvd_compress.errors import required
 
-try:
+with required("hvd_compress.pipeline.torch", "PyTorch", "torch"):
     import torch
-except ImportError as error:
-    raise MissingPackageError(
-        f"hvd_compress.pipeline.torch needs PyTorch ({error}); install it, in the clone of this package,"
-        " with: pip install '.[torch]'"
-    ) from error
 
 from hvd_compress.pipeline.torch.boundary import CompressedBoundary
 from hvd_compress.pipeline.torch.pipeline import Pipeline

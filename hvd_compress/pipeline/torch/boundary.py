@@ -78,7 +78,7 @@ class CompressedBoundary(nn.Module):
         return BoundaryStats(*(Traffic.of(meter) for meter in self._meters))
 
     def extra_repr(self) -> str:
-        """The settings."""
+        """Return the settings for ``repr``."""
         return ", ".join(f"{name}={value!r}" for name, value in self.settings.specs().items())
 
     def carry(self, x: Tensor, direction: int, training: bool, ids: Ids, mask: Tensor | None) -> Tensor:
@@ -104,7 +104,7 @@ class CompressedBoundary(nn.Module):
 
 
 class _Pass(torch.autograd.Function):
-    """Activations forward, gradients back."""
+    """Autograd function that carries activations forward and gradients back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, boundary: CompressedBoundary, ids: Ids) -> Tensor:

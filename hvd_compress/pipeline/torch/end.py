@@ -25,32 +25,32 @@ class Link(Protocol):
     peer: str
 
     def send(self, data: Bytes) -> None:
-        """Begin to send; it goes on in the background."""
+        """Start to send a message; it continues in the background."""
 
     def expect(self, count: int) -> None:
-        """Say how many messages will be received next, so that they can come in the background."""
+        """Announce how many messages will be received next, so that they can arrive in the background."""
 
     def receive(self, timeout: float) -> Bytes:
-        """The next message.
+        """Return the next message.
 
         Raises:
-            BoundaryError: If none comes in so many seconds, or none can come any more.
+            BoundaryError: If none comes within ``timeout`` seconds, or the link is broken.
         """
 
     def flush(self, timeout: float) -> None:
-        """Wait until what was sent has left, but no longer than so many seconds."""
+        """Wait until all messages have been sent, but at most ``timeout`` seconds."""
 
 
 class End:
-    """Sends in one direction and receives in the other.
+    """One stage's end of a boundary: sends in one direction and receives in the other.
 
     Args:
-        settings: Of the boundary.
-        name: Of the boundary.
-        link: To the other end.
-        ahead: Whether the other end is the next stage: then activations go there.
-        device: Of this stage.
-        timeout: Seconds that it waits for a message.
+        settings: Settings of the boundary.
+        name: Name of the boundary.
+        link: Link to the other end.
+        ahead: Whether the other end is the next stage, which receives activations.
+        device: Device of this stage.
+        timeout: Seconds to wait for a message.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class End:
         self._shapes: dict[int, tuple[int, ...]] = {}
 
     def expect(self, count: int) -> None:
-        """See `Link`; to be called before each step."""
+        """See `Link`; called before each step."""
         self._masks.clear()
         self._shapes.clear()
         self._link.expect(count)
 
     def send(self, x: Tensor, microbatch: int, training: bool, ids: Ids = None) -> None:
-        """Compress and begin to send."""
+        """Compress a tensor and start to send it."""
         with exactly(self._device), self._sent.time("encode"):
             call = call_of(x, training, ids)
             encoded = self._out.encode(self._ops, flat(x, call), call, self._masks.pop(microbatch, None))
@@ -83,7 +83,11 @@ class End:
         self._link.send(data)
 
     def receive(self, microbatch: int, training: bool) -> tuple[Tensor, Ids]:
-        """The next message, and the ids of its samples if it has any."""
+        """Return the next tensor, and the ids of its samples if it has any.
+
+        Raises:
+            BoundaryError: If no message comes, or an unexpected one.
+        """
         with self._received.time("wait"):
             data = self._link.receive(self._timeout)
         with exactly(self._device), self._received.time("decode"):
@@ -101,25 +105,25 @@ class End:
         return x, call.ids
 
     def _remember(self, decoded: Tensor, microbatch: int, call: Call, forward: bool) -> None:
-        """Keep what the way back needs of activations."""
+        """Keep the shape and the mask of activations for their gradients."""
         if call.training and forward:
             self._shapes[microbatch] = call.shape
             if self._shares_mask:
                 self._masks[microbatch] = mask_of(decoded)
 
     def stop(self, reason: str) -> None:
-        """Tell the other end that nothing more will come."""
+        """Tell the other end that this stage cannot go on."""
         self._link.send(wire.stop(reason))
         self._link.flush(timeout=5)
 
     def stats(self) -> BoundaryStats:
-        """Traffic of this end in training."""
+        """Return the traffic of this end in training."""
         sent, received = Traffic.of(self._sent), Traffic.of(self._received)
         return BoundaryStats(sent, received) if self._ahead else BoundaryStats(received, sent)
 
 
 def silence(peer: str, timeout: float) -> str:
-    """Return the error for a message that does not come."""
+    """Return the text of the error for a message that does not come."""
     return (
         f"no message came from {peer} within {timeout:g} s: its process has ended or hangs, or its step takes longer:"
         " then make the pipeline with a longer timeout="

@@ -36,7 +36,7 @@ _SETS: dict[tuple[int, ...], hvd.ProcessSet] = {}
 
 
 def rank_and_size() -> tuple[int, int]:
-    """This process, and how many there are.
+    """Return the rank of this process and the number of ranks.
 
     Raises:
         SpecError: If Horovod has not been initialised.
@@ -46,7 +46,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def process_set(ranks: list[int]) -> hvd.ProcessSet:
-    """The process set of these ranks; all ranks must ask for the same ones in the same order.
+    """Return the process set of some ranks; all ranks must ask for the same sets in the same order.
 
     Raises:
         SpecError: If Horovod has not been initialised.
@@ -93,7 +93,7 @@ class HorovodLink:
 
     Args:
         pair: The process set of the two ranks.
-        name: Of the link, the same at both ends.
+        name: Name of the link, the same at both ends.
         ahead: Whether this end is the one that sends activations.
         peer: Words for the other end.
     """
@@ -108,18 +108,18 @@ class HorovodLink:
         self._arriving: deque[int] = deque()
 
     def send(self, data: Bytes) -> None:
-        """Begin to send."""
+        """Start to send a message."""
         while self._leaving and hvd.poll(self._leaving[0]):
             hvd.synchronize(self._leaving.popleft())
         self._leaving.append(self._gather(data, next(self._outgoing)))
 
     def expect(self, count: int) -> None:
-        """Take part in so many of the other end's allgathers."""
+        """Take part in the next ``count`` allgathers of the other end."""
         for _ in range(count - len(self._arriving)):
             self._arriving.append(self._gather(np.empty(0, np.uint8), next(self._incoming)))
 
     def receive(self, timeout: float) -> Bytes:
-        """The next message."""
+        """Return the next message."""
         handle = self._arriving.popleft()
         if not _wait(handle, timeout):
             raise BoundaryError(silence(self.peer, timeout))
@@ -130,7 +130,7 @@ class HorovodLink:
         return data
 
     def flush(self, timeout: float) -> None:
-        """Wait until what was sent has left."""
+        """Wait until all messages have been sent, but at most ``timeout`` seconds."""
         end = time.monotonic() + timeout
         while self._leaving and _wait(self._leaving[0], end - time.monotonic()):
             self._leaving.popleft()

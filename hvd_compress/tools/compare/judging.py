@@ -18,11 +18,12 @@ from hvd_compress.tools.compare.measures import (
     final,
     median_split,
     reach,
+    span,
     spread,
     with_span,
 )
 from hvd_compress.tools.compare.results import Comparison, named
-from hvd_compress.tools.units import counted, metric
+from hvd_compress.tools.units import counted, metric, seconds
 
 
 class Verdict(str, Enum):
@@ -61,6 +62,19 @@ class Judgement(NamedTuple):
     # How much worse than the baseline it ends, as part of a sentence about the method; empty if it does not
     worse: str = ""
     warnings: tuple[str, ...] = ()  # Other parts of sentences that a reader must not miss
+
+    @property
+    def only(self) -> str:
+        """With how many seeds it reached the target, as in ``, with 2 of 3 seeds``; empty if with all."""
+        return f", with {self.reached} of {counted(self.seeds, 'seed')}" if self.reached < self.seeds else ""
+
+    @property
+    def took(self) -> str:
+        """The time to the target, as in ``198 s (190 to 205), with 2 of 3 seeds``."""
+        if self.seconds is None:
+            return "an unknown time"
+        reaches = span(self.seconds, seconds)
+        return f"{seconds(self.seconds.median)} s{f' ({reaches})' if reaches else ''}{self.only}"
 
 
 Reached = Mapping[int, TimeToTarget | None]

@@ -31,9 +31,9 @@ class Trainer(Protocol):
     """A framework.
 
     Attributes:
-        rank: Of this process.
+        rank: Rank of this process.
         size: How many ranks there are.
-        device: Of this process, such as ``"cuda:0"``.
+        device: Device of this process, such as ``"cuda:0"``.
         reads_device: Whether this rank reads the counters of the network device, for all ranks of its host.
         compression: That of `distribute`.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from hvd_compress.core.method import written
-from hvd_compress.engine.spec import nearest
+from hvd_compress.engine.spec import unknown
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY, MethodInfo, methods
 from hvd_compress.tools.bench.traffic import SIZES, cost
@@ -22,7 +22,7 @@ def info(name: str) -> MethodInfo:
     for line in methods():
         if line.name == name:
             return line
-    raise SpecError(f"unknown method {name!r}{nearest(name, REGISTRY)}; there are: {', '.join(REGISTRY)}")
+    raise SpecError(unknown("method", name, REGISTRY))
 
 
 def memory(line: MethodInfo) -> str:

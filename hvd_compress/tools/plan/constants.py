@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from hvd_compress.engine.spec import nearest
+from hvd_compress.engine.spec import unknown
 from hvd_compress.errors import SpecError
 
 
@@ -81,8 +81,7 @@ def read_constants(given: Iterable[str], base: Constants | None = None) -> Const
     for text in given:
         name, _, value = (part.strip() for part in text.partition("="))
         if name not in Constants._fields:
-            allowed = ", ".join(Constants._fields)
-            raise SpecError(f"unknown constant {name!r}{nearest(name, Constants._fields)}; there are: {allowed}")
+            raise SpecError(unknown("constant", name, Constants._fields))
         found = found._replace(**{name: _value(name, value, getattr(found, name))})
     return found
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from hvd_compress.core.method import check_range
 from hvd_compress.engine.spec import parse
-from hvd_compress.errors import SpecError
 from hvd_compress.tools.bench.distributed.results import BASELINES
 from hvd_compress.tools.bench.traffic import Message, sent
 from hvd_compress.tools.plan.constants import Constants
@@ -73,9 +73,7 @@ class Setup(NamedTuple):
             "vectors": (0 <= self.vectors < 1, "a share of the parameters, at least 0 and below 1"),
         }
         for name, (fine, allowed) in ranges.items():
-            if not fine:
-                option = name.replace("_", "-")
-                raise SpecError(f"{option}={getattr(self, name)} is not allowed: {option} must be {allowed}")
+            check_range(name.replace("_", "-"), getattr(self, name), allowed, fine)
 
 
 def matrix_side(parameters: int, side: int) -> int:

@@ -48,7 +48,7 @@ def _begin(device: Device) -> tuple[str, int, int]:
 
 
 def _begin_by_horovod(specs: Sequence[str], device: Device) -> tuple[str, int, int]:
-    """The same among Horovod's ranks, over the network that Horovod uses."""
+    """Make the process group of Horovod's ranks, over the network that Horovod uses; see `_begin`."""
     import horovod.torch as hvd
 
     from hvd_compress.tools.ranks.rank import Rank

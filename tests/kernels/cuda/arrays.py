@@ -14,21 +14,16 @@ from hvd_compress.ops.kernels.cuda import (
     above,
     accelerate,
     add_at,
-    cast,
-    from_bfloat16,
     kth_magnitude,
     precondition,
     put_finite,
     rotate,
     rotation,
-    to_bfloat16,
     top_indices,
     unrotate,
-    write_sketch,
 )
 from hvd_compress.ops.moments import Sides, size_of
 from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.ops.sketch import HASHES, Sketch
 
 Arr = npt.NDArray[Any]
 
@@ -149,30 +144,3 @@ def test_copy_of_what_is_finite(n: int, dtype: torch.dtype) -> None:
             broken = x.clone()
             broken[place] = bad
             assert put_finite(out, broken).isnan() and not out.any()
-
-
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # which is meant
-@pytest.mark.parametrize("n", SIZES)
-def test_casts(n: int) -> None:
-    x = normal(n) * np.exp(np.linspace(-90, 88, n)).astype(np.float32)
-    x[:3] = [0.0, -0.0, np.inf][:n]
-    half = cast(put(x), torch.float16)
-    same(half, ORACLE.cast(x, "float16"))
-    same(cast(half, torch.float32), get(half).astype(np.float32))
-    x[x == np.inf] = 1 + 2**-8
-    x[3:5] = [1 + 3 * 2**-8, -1 - 2**-8][: max(0, n - 3)]  # half-way, above an odd and an even one
-    mine = to_bfloat16(put(x))
-    same(mine, ORACLE.to_bfloat16(x))
-    same(from_bfloat16(mine), ORACLE.from_bfloat16(get(mine)))
-
-
-@pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("peak", [0.0, 1e-41, 0.7, 3e38])
-def test_sketch(n: int, peak: float) -> None:
-    sketch = Sketch(100, 50, 57, "float32")
-    union = (np.random.default_rng(4).random(n) < 0.3).astype(np.uint8)
-    x = np.random.default_rng(5).uniform(-1, 1, n).astype(np.float32) * np.float32(peak)
-    most, key = np.array([peak], np.float32), np.array([1234567890], np.int64)
-    x[::2] *= np.float32(2**-36)  # in units of 2**-57 of the largest, not all of these are integers
-    tensors = (put(union), put(key), put(most), put(x))
-    same(write_sketch(*tensors, sketch.table, sketch.bits, HASHES), sketch.write(union, key, most, x))

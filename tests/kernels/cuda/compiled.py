@@ -91,9 +91,6 @@ USES: dict[str, Callable[[Tensor], object]] = {
     "momentum": lambda x: cuda.accelerate(x, x, x, 0.9, False),
     "scatter-add": lambda x: cuda.add_at(x, torch.arange(50), x[:50]),
     "finite": lambda x: cuda.put_finite(x, x.half(), x),
-    "casts": lambda x: cuda.cast(cuda.cast(x, torch.float16), torch.float32),
-    "bfloat16": lambda x: cuda.from_bfloat16(cuda.to_bfloat16(x)),
-    "sketch": lambda x: cuda.write_sketch(x.to(torch.uint8), torch.ones(1, dtype=torch.int64), x[:1], x, 50, 57, 3),
 }
 
 

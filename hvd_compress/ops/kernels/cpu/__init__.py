@@ -7,7 +7,6 @@ with it up to rounding.
 """
 
 from hvd_compress.ops.kernels.cpu import sketch
-from hvd_compress.ops.kernels.cpu.casts import from_bfloat16, from_float16, to_bfloat16, to_float16
 from hvd_compress.ops.kernels.cpu.coding import dequantise, quantise
 from hvd_compress.ops.kernels.cpu.elementwise import blend, majority
 from hvd_compress.ops.kernels.cpu.gradient_copy import absorb_at, accelerate, deliver, put_finite, put_finite_at
@@ -33,8 +32,6 @@ __all__ = [
     "blend",
     "deliver",
     "dequantise",
-    "from_bfloat16",
-    "from_float16",
     "from_lanes",
     "from_steps",
     "kth_magnitude",
@@ -52,8 +49,6 @@ __all__ = [
     "saturating_sum",
     "sketch",
     "tail",
-    "to_bfloat16",
-    "to_float16",
     "to_lanes",
     "to_steps",
     "top_indices",

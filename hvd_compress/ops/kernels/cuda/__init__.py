@@ -10,16 +10,11 @@ by Triton. How many elements there are, seeds and steps do not matter for that.
 
 from __future__ import annotations
 
-from hvd_compress.errors import MissingPackageError
+from hvd_compress.errors import required
 
-try:
+with required("a kernel for CUDA", "Triton", "cuda"):
     import triton
-except ImportError as error:
-    raise MissingPackageError(
-        f"kernels for CUDA need Triton ({error}); install it, in the clone of this package, with: pip install '.[cuda]'"
-    ) from error
 
-from hvd_compress.ops.kernels.cuda.casts import cast, from_bfloat16, to_bfloat16
 from hvd_compress.ops.kernels.cuda.dequantising import dequantise
 from hvd_compress.ops.kernels.cuda.elementwise import accelerate, add_at, put_finite
 from hvd_compress.ops.kernels.cuda.lanes import from_lanes, to_lanes
@@ -28,15 +23,12 @@ from hvd_compress.ops.kernels.cuda.quantising import quantise
 from hvd_compress.ops.kernels.cuda.rotation import rotate, unrotate
 from hvd_compress.ops.kernels.cuda.scales import norms
 from hvd_compress.ops.kernels.cuda.selection import above, kth_magnitude, top_indices
-from hvd_compress.ops.kernels.cuda.sketch import write_sketch
 
 __all__ = [
     "above",
     "accelerate",
     "add_at",
-    "cast",
     "dequantise",
-    "from_bfloat16",
     "from_lanes",
     "kth_magnitude",
     "norms",
@@ -44,11 +36,9 @@ __all__ = [
     "put_finite",
     "quantise",
     "rotate",
-    "to_bfloat16",
     "to_lanes",
     "top_indices",
     "unrotate",
-    "write_sketch",
 ]
 
 del triton

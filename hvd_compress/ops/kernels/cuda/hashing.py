@@ -45,14 +45,3 @@ def hashed(indices: tl.tensor, first: tl.tensor, second: tl.tensor) -> tl.tensor
 def uniform(indices: tl.tensor, first: tl.tensor, second: tl.tensor) -> tl.tensor:
     """``Ops.uniform``: float32 in [0, 1)."""
     return (hashed(indices, first, second) >> 8).to(tl.float32) * 5.9604644775390625e-08  # 2**-24
-
-
-@part
-def mixed(seed: tl.tensor, part: tl.tensor) -> tl.tensor:
-    """One step of ``mix_seed``: a part mixed into a seed, both uint32."""
-    x = seed + tl.cast(_KEY, tl.uint32) + part
-    x ^= x >> 16
-    x *= tl.cast(_FIRST, tl.uint32)
-    x ^= x >> 15
-    x *= tl.cast(_SECOND, tl.uint32)
-    return x ^ (x >> 16)

@@ -16,7 +16,6 @@ from hvd_compress.tools.bench.distributed.shapes import SHAPES, count
 from hvd_compress.tools.bench.distributed.task import Measured, Part, Task, entries, run
 from hvd_compress.tools.bench.jobs import (
     Controller,
-    Framework,
     LaunchSpec,
     choose_launcher,
     on_device,
@@ -72,7 +71,6 @@ Computes = Annotated[
     Device,
     typer.Option(help="What ranks compute on, in PyTorch; with cuda, each has a GPU of its own."),
 ]
-Trains = Annotated[Framework, typer.Option(help="The framework that trains.")]
 Steps = Annotated[int, typer.Option(min=1, help="Measured steps of each method.")]
 Warmup = Annotated[int, typer.Option(min=1, help="Steps of each method before those.")]
 Merging = Annotated[

@@ -91,7 +91,7 @@ def mlp(rng: np.random.Generator) -> Made:
 
 
 def resnet50(rng: np.random.Generator) -> Made:
-    """Keras' ResNet-50, whose convolutions have biases."""
+    """Return Keras' ResNet-50, whose convolutions have biases."""
     model = tf.keras.applications.ResNet50(weights=None, input_shape=(SIDE, SIDE, 3), classifier_activation=None)
     images = rng.standard_normal((IMAGES, SIDE, SIDE, 3), np.float32)
     return model, _crossentropy(), (images, rng.integers(1000, size=IMAGES))
@@ -104,7 +104,7 @@ def small(rng: np.random.Generator) -> Made:
 
 
 def matrices(rng: np.random.Generator) -> Made:
-    """Many small matrices; the gradient of each is the input."""
+    """Return a model of many small matrices; the gradient of each is the input."""
     shape = many()[0]
     inputs = tf.keras.Input(shape)
     model = tf.keras.Model(inputs, _matrices_layer()(inputs))

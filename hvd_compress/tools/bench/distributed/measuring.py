@@ -39,8 +39,8 @@ class Bench(Protocol):
     """A framework.
 
     Attributes:
-        rank: Of this process.
-        device: Of this process, such as ``"cuda:0"``.
+        rank: Rank of this process.
+        device: Device of this process, such as ``"cuda:0"``.
         reads_device: Whether this rank reads the counters of the network device, for all ranks of its host.
     """
 
@@ -94,8 +94,7 @@ def _parts(task: Task, bench: Bench) -> Iterator[Part]:
         return
     subjects = []
     for index, entry in enumerate(task.entries):
-        subject = bench.make(entry, task.what, task.model)
-        _steps(subject, max(task.warmup, entry.warmup))
+        subject = _warm(task, bench, entry)
         subject.release()
         subjects.append(subject)
         yield Part(index)
@@ -104,6 +103,13 @@ def _parts(task: Task, bench: Bench) -> Iterator[Part]:
             yield _turn(bench, index, subject, min(TURN, task.steps - turn * TURN))
     for index, subject in enumerate(subjects if task.profiled else ()):
         yield Part(index, profile=_profile(subject, task.profiled))
+
+
+def _warm(task: Task, bench: Bench, entry: Entry) -> Subject:
+    """Make the subject of an entry and run its warm-up steps."""
+    subject = bench.make(entry, task.what, task.model)
+    _steps(subject, max(task.warmup, entry.warmup))
+    return subject
 
 
 def _steps(subject: Subject, steps: int) -> list[float]:
@@ -164,8 +170,7 @@ def _memory(task: Task, bench: Bench, index: int) -> Part:
     _steps(alone, task.warmup)
     base = _peak(bench.device, lambda: _steps(alone, 2))
     alone.release()
-    subject = bench.make(entry, task.what, task.model)
-    _steps(subject, max(task.warmup, entry.warmup))
+    subject = _warm(task, bench, entry)
     return Part(index, memory=_peak(bench.device, lambda: _steps(subject, task.steps)) - base)
 
 

@@ -7,7 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from hvd_compress.tools.compare.judging import Judgement, Verdict, baseline, judge
-from hvd_compress.tools.compare.measures import PARTS, span, with_span
+from hvd_compress.tools.compare.measures import PARTS, with_span
 from hvd_compress.tools.compare.results import Comparison
 from hvd_compress.tools.drawing import INK, PALE, blank, legend_below, logarithmic, note, rows
 from hvd_compress.tools.units import number, seconds, setting, size, times
@@ -65,11 +65,9 @@ def _figures(one: Judgement, relative: bool) -> str:
     """Write as in ``4.8 (4.5 to 5.1), in 41.2 s``."""
     if one.seconds is None:
         return ""
-    only = f", with {one.reached} of {one.seeds} seeds" if one.reached < one.seeds else ""
     if relative and one.ratio:
-        return f"{with_span(one.ratio, times)}, in {seconds(one.seconds.median)} s{only}"
-    reaches = span(one.seconds, seconds)
-    return f"{seconds(one.seconds.median)} s{f' ({reaches})' if reaches else ''}{only}"
+        return f"{with_span(one.ratio, times)}, in {seconds(one.seconds.median)} s{one.only}"
+    return one.took
 
 
 def step_split(comparison: Comparison) -> Figure:

@@ -37,7 +37,7 @@ def line(outcomes: Sequence[Outcome], by: str, positive: bool = False) -> Line:
     """Return the median over seeds, from where all of them are known to where one ends.
 
     Args:
-        outcomes: Of one method.
+        outcomes: Outcomes of one method.
         by: The name of what it goes by: ``"seconds"`` or ``"step"``.
         positive: Whether what is not above 0 is left out, as logarithms want it.
     """

@@ -8,7 +8,7 @@ from hvd_compress.tools.bench.distributed.results import BASELINES
 from hvd_compress.tools.compare.judging import Judgement, Verdict, baseline, judge
 from hvd_compress.tools.compare.measures import span
 from hvd_compress.tools.compare.results import Comparison, named
-from hvd_compress.tools.units import counted, listed, seconds, setting, times
+from hvd_compress.tools.units import listed, seconds, setting, times
 
 
 def words(comparison: Comparison) -> list[str]:
@@ -48,15 +48,15 @@ def _against(base: Judgement, rest: Sequence[Judgement], goal: str) -> list[str]
     name = named(base.spec)
     told = [f"No method pays here: not one reaches {goal} sooner than {name} with every seed."]
     if pays:
-        told = [f"{pays[0].spec} pays here: {goal} in {_time(pays[0])}, {_sooner(pays[0], base)}."]
-    told.append(f"The baseline, the better of none and fp16, is {name}: it takes {_time(base)}.")
+        told = [f"{pays[0].spec} pays here: {goal} in {pays[0].took}, {_sooner(pays[0], base)}."]
+    told.append(f"The baseline, the better of none and fp16, is {name}: it takes {base.took}.")
     if pays[1:]:
         others = listed([f"{one.spec} ({_times(one, base)})" for one in pays[1:]])
         told.append(f"{others} {'pays' if len(pays) == 2 else 'pay'}, too.")
     for one in _with(rest, Verdict.MAY_PAY):
-        told.append(f"{named(one.spec)} may pay: {goal} in {_time(one)}, {_sooner(one, base)}.")
+        told.append(f"{named(one.spec)} may pay: {goal} in {one.took}, {_sooner(one, base)}.")
     if slow:
-        others = listed([f"{named(one.spec)} ({_times(one, base)}{_only(one)})" for one in slow])
+        others = listed([f"{named(one.spec)} ({_times(one, base)}{one.only})" for one in slow])
         told.append(f"Not worth it here, with the speedup: {others}.")
     return told
 
@@ -67,7 +67,7 @@ def _without(comparison: Comparison, found: Sequence[Judgement], rest: Sequence[
     if not there:
         return [f"No method reached {goal}, so there is no verdict."]
     how = listed([_missed(comparison, one, goal) for one in found if one.spec in BASELINES])
-    return [f"{how}, so there is no baseline.", *(f"{one.spec} did, in {_time(one)}." for one in there)]
+    return [f"{how}, so there is no baseline.", *(f"{one.spec} did, in {one.took}." for one in there)]
 
 
 def _missed(comparison: Comparison, one: Judgement, goal: str) -> str:
@@ -78,18 +78,6 @@ def _missed(comparison: Comparison, one: Judgement, goal: str) -> str:
         Verdict.NOT_REACHED: f"did not reach {goal} in {seconds(trained)} s of training",
     }.get(one.verdict, "failed")
     return f"{named(one.spec)} {how}"
-
-
-def _time(one: Judgement) -> str:
-    """Write as in ``198 s (190 to 205), with 2 of 3 seeds``."""
-    if one.seconds is None:
-        return "an unknown time"
-    reaches = span(one.seconds, seconds)
-    return f"{seconds(one.seconds.median)} s{f' ({reaches})' if reaches else ''}{_only(one)}"
-
-
-def _only(one: Judgement) -> str:
-    return f", with {one.reached} of {counted(one.seeds, 'seed')}" if one.reached < one.seeds else ""
 
 
 def _sooner(one: Judgement, base: Judgement) -> str:

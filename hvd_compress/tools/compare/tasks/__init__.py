@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hvd_compress.engine.spec import nearest
-from hvd_compress.errors import MissingPackageError, SpecError
+from hvd_compress.core.method import check_range
+from hvd_compress.engine.spec import nearest, unknown
+from hvd_compress.errors import SpecError, required
 from hvd_compress.lab import Setting, Training
 
 Builder = Callable[[Setting], Training]
@@ -54,26 +55,17 @@ def find(name: str, framework: str) -> Builder:
         SpecError: If there is no such task, or none in this framework.
         MissingPackageError: If the framework is not installed.
     """
-    if framework not in _PLACES:
-        raise SpecError(f"framework={framework!r} is not allowed: framework must be one of {', '.join(_PLACES)}")
+    check_range("framework", framework, f"one of {', '.join(_PLACES)}", framework in _PLACES)
     if ":" in name:
         return _of_user(name)
     if name not in TASKS:
-        raise SpecError(
-            f"unknown task {name!r}{nearest(name, TASKS)}; there are: {', '.join(TASKS)}; one of your own is"
-            " file.py:function"
-        )
+        raise SpecError(f"{unknown('task', name, TASKS)}; one of your own is file.py:function")
     if name not in _PLACES[framework]:
         there = " and ".join(other for other in _PLACES if name in _PLACES[other])
         raise SpecError(f"the task {name!r} is not there in {framework}, but in {there}")
     module, function = _PLACES[framework][name].split(":")
-    try:
+    with required(f"the task {name!r}", framework, _EXTRAS[framework]):
         return _function(importlib.import_module(f"{__name__}.{module}"), function)
-    except ImportError as error:
-        raise MissingPackageError(
-            f"the task {name!r} needs {framework} ({error}); install it, in the clone of this package,"
-            f" with: pip install '.[{_EXTRAS[framework]}]'"
-        ) from error
 
 
 def _of_user(name: str) -> Builder:
