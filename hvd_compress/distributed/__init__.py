@@ -10,15 +10,10 @@ Use::
 
 from __future__ import annotations
 
-from hvd_compress.errors import MissingPackageError
+from hvd_compress.errors import required
 
-try:
+with required("hvd_compress.distributed", "PyTorch", "torch"):
     import torch
-except ImportError as error:
-    raise MissingPackageError(
-        f"hvd_compress.distributed needs PyTorch ({error}); install it, in the clone of this package,"
-        " with: pip install '.[torch]'"
-    ) from error
 del torch
 
 from hvd_compress.distributed.compression import Compression, DistributedCompressor, hook  # noqa: E402

@@ -246,7 +246,7 @@ class DistributedCompressor(ReducingCompressor):
         check_op(op)
         call = Call.of(tensors, name, op, group or self._everyone())
         with self._lock, torch.no_grad():
-            if self.method.linear:
+            if self._linear:
                 self._sum_each(call)
                 return
             reducer = self._reducers.of_call(call.key) or self._begin_call(call)
@@ -355,7 +355,7 @@ class DistributedCompressor(ReducingCompressor):
                 " torch.nn.parallel.DistributedDataParallel first"
             )
         check_op(op)
-        if getattr(model, "skip_all_reduce_unused_params", False) and not self.method.linear:
+        if getattr(model, "skip_all_reduce_unused_params", False) and not self._linear:
             raise UnsupportedError(
                 "DistributedDataParallel(skip_all_reduce_unused_params=True) is supported only with methods without a"
                 " state, as none and fp16: a step ends with the last bucket, which PyTorch may skip; leave"
@@ -391,7 +391,7 @@ class DistributedCompressor(ReducingCompressor):
         with registered.lock:
             if bucket.index() == 0:
                 registered.begin_step()
-            if self.method.linear:
+            if self._linear:
                 self._meter.steps += bucket.is_last()
                 whole = bucket.buffer()
                 return _sum_sparse(registered, whole) if whole.is_sparse else self._reduce_alone(registered, whole)

@@ -11,15 +11,10 @@ Use::
 
 from __future__ import annotations
 
-from hvd_compress.errors import MissingPackageError
+from hvd_compress.errors import required
 
-try:
+with required("hvd_compress.mpi", "mpi4py and an MPI library", "mpi"):
     import mpi4py.MPI
-except (ImportError, RuntimeError) as error:  # a RuntimeError where mpi4py is there, but no MPI library
-    raise MissingPackageError(
-        f"hvd_compress.mpi needs mpi4py and an MPI library ({error});"
-        " install them, in the clone of this package, with: pip install '.[mpi]'"
-    ) from error
 
 from hvd_compress.mpi.aggregator import Aggregator
 

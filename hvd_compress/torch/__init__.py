@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hvd_compress.errors import BUILD_HOROVOD, MissingPackageError
+from hvd_compress.errors import BUILD_HOROVOD, MissingPackageError, required
 
 if TYPE_CHECKING:
     from hvd_compress.torch.horovod.compression import Compression, TorchCompressor
@@ -20,13 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["Compression", "TorchCompressor"]
 
 
-try:
+with required("hvd_compress.torch", "PyTorch", "torch"):
     import torch
-except ImportError as error:
-    raise MissingPackageError(
-        f"hvd_compress.torch needs PyTorch ({error}); install it, in the clone of this package, with:"
-        " pip install '.[torch]'"
-    ) from error
 del torch
 
 if not TYPE_CHECKING:  # so that type checkers see the real types

@@ -71,6 +71,7 @@ class ReducingCompressor(SaveLoadMixin, CompressorBase):
 
     def __init__(self, method: Router, merge: Merge, reducers: Registry, cure: str) -> None:
         self.method = method
+        self._linear = method.linear
         self.merge = merge
         self._meter = Meter()
         self._loaded = PendingStates()
@@ -174,7 +175,7 @@ class ReducingCompressor(SaveLoadMixin, CompressorBase):
     def stats(self) -> Stats:
         """Return bytes and times of this rank so far, over all optimizers that use this compressor."""
         states = [state for session in self._sessions() for state in session.states()]
-        return self._meter.read(waits=not self.method.linear)._replace(vnmse=vnmse(states))
+        return self._meter.read(waits=not self._linear)._replace(vnmse=vnmse(states))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank: residuals, warm starts and step counts.

@@ -104,6 +104,7 @@ class Reducer:
         self.label = label
         self.transport = transport
         self.steps = 0
+        self._elastic = agreement.elastic()
         self._membership = Membership(zlib.crc32(label.encode()))
         self._met: object = None
         self._ballot = ballot
@@ -121,7 +122,7 @@ class Reducer:
         self._discards: DiscardWatch | None = None
         self._updates: UpdateWatch | None = None
         # A newcomer in an elastic job knows nothing of the first step.
-        if agreement.elastic() or not replaces or complete:
+        if self._elastic or not replaces or complete:
             self._buckets.begin()
             if complete:
                 self._tune()
@@ -220,7 +221,7 @@ class Reducer:
             self._renew()
         self._change_buckets()
         self._counted = self._thrown = False
-        meets = agreement.elastic() and self._met != self.transport.epoch
+        meets = self._elastic and self._met != self.transport.epoch
         votes = self._ballot(self.world, self._agreement.due, self._undoes)
         step = Step(votes, self.transport, self._prefix(), self._meter, scale, self._replaces, self._lock)
         self._step = step
@@ -247,7 +248,7 @@ class Reducer:
             UnsupportedError: If the state is divided among the former ranks.
         """
         transport = self.transport.renewed()
-        if not agreement.elastic():
+        if not self._elastic:
             self._buckets.check_movable(transport.world)
         self._agreement.renew()
         self.transport, self._epoch = transport, transport.epoch
@@ -319,7 +320,7 @@ class Reducer:
 
     def _prepare(self, step: Step, asked: bool) -> None:
         """Verify the ranks, and create and release the buckets, once all gradients have arrived."""
-        if agreement.elastic():
+        if self._elastic:
             self._meet()
         begin = time.monotonic()
         while not self._ready(step, asked):
@@ -327,7 +328,7 @@ class Reducer:
 
     def _ready(self, step: Step, asked: bool) -> bool:
         """Prepare as far as possible without waiting; return whether the buckets are released."""
-        if asked and not (self._agreement.verified or agreement.elastic()):
+        if asked and not (self._agreement.verified or self._elastic):
             self._agreement.begin(self.transport, self.steps)
             if not self._agreement.can_verify():
                 return False
@@ -356,7 +357,7 @@ class Reducer:
         step = self._step
         if step is None or step is advanced or self.transport.ordered:
             return
-        all_came = len(step.entries) == len(self._buckets.keys) and not agreement.elastic()
+        all_came = len(step.entries) == len(self._buckets.keys) and not self._elastic
         if step.held and (self._undoes or all_came) and step.votes.are_complete():
             self._ready(step, asked=self._agreement.due)
         step.advance()

@@ -80,7 +80,7 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         """
         call = caller.find(tensor)
         with self._lock:
-            if self.method.linear:
+            if self._linear:
                 return self._compress_alone(call, tensor)
             reducer = self._reducers.of(call.optimizer) if isinstance(call, caller.Call) else None
             if reducer is None:
@@ -166,7 +166,7 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         nbytes = (gathered._indices().nbytes + gathered._values().nbytes) // next(reducers, self._world().size)
         self._meter.gradient_bytes += nbytes
         self._meter.bytes_sent += nbytes
-        if not (self._met_sparse or self.method.linear) and self._world().rank == 0:
+        if not (self._met_sparse or self._linear) and self._world().rank == 0:
             _LOG.warning(
                 "a sparse gradient of shape %s is not compressed, as Horovod gathers sparse gradients itself (%d bytes"
                 " per rank in this step): to compress it, pass sparse_as_dense=True to hvd.DistributedOptimizer, or"
