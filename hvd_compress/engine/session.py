@@ -64,8 +64,8 @@ class Session:
     @staticmethod
     def merged(planned: Planned, arrays: Sequence[Arr]) -> Arr:
         """Return the gradients of a bucket as one new vector, in its dtype."""
-        parts = [arrays[i].ravel() for i in planned.members]
-        return np.concatenate(parts).astype(planned.bucket.dtype, copy=False)
+        whole: Arr = np.concatenate([arrays[i].ravel() for i in planned.members])
+        return whole.astype(planned.bucket.dtype, copy=False)
 
     def exchange(
         self, xs: Iterable[Arr], transport: Transport, meter: Meter, name: str = "", compensated: bool = False

@@ -25,7 +25,8 @@ Out: TypeAlias = tuple[str, tuple[int | None, ...]]
 """Dtype and shape of a result; None for a length that depends on the data."""
 
 
-_SPARE = BufferPool()
+SPARE = BufferPool()
+"""Memory for large results, of all who have no pool of their own."""
 
 
 class HostOps(ReferenceOps):
@@ -57,7 +58,7 @@ class CpuKernelOps(HostOps):
 
     def room(self, n: int) -> Arr:
         """Return memory for ``n`` float32 that the framework uses without a copy."""
-        return _SPARE.take(n)
+        return SPARE.take(n)
 
     def _out(self, x: Arr) -> Arr:
         """Return the memory for a result that may replace ``x``."""

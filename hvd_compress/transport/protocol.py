@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Collective, Drive, Exchange, Exchanging, Scope, State, World, take_branches
@@ -27,6 +27,24 @@ class Handle(Protocol):
         Raises:
             ExchangeError: If a reply of another rank has the wrong length.
         """
+
+
+class Done(NamedTuple):
+    """A collective that is over.
+
+    Attributes:
+        reply: Its result.
+    """
+
+    reply: Array
+
+    def done(self) -> bool:
+        """Return whether the reply has arrived: always."""
+        return True
+
+    def result(self) -> Array:
+        """Return the reply."""
+        return self.reply
 
 
 class Transport(Protocol):
