@@ -86,7 +86,6 @@ KNOWN = {
     "ops.torch": {"torch"},
     "ops.torch_cuda": {"torch"},
     "ops.torch_devices": {"torch"},
-    "ops.tensorflow": {"tensorflow"},
     "ops.kernels.cuda": {"torch"},
     "transport.groups": {"horovod"},
     "torch": TORCH,

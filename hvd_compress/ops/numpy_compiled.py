@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hvd_compress.ops.buffer_pool import BufferPool
-from hvd_compress.ops.cpu_kernels import SPARE, Arr, CpuKernelOps, Out
+from hvd_compress.ops.cpu_kernels import SPARE, Arr, CpuKernelOps
 from hvd_compress.ops.numpy import NumpyOps
 
 
@@ -25,7 +25,7 @@ class NumpyCompiledOps(CpuKernelOps, NumpyOps):
     def room(self, n: int) -> Arr:
         return self._pool.take(n)
 
-    def call(self, function: Callable[..., Sequence[Arr]], outs: Sequence[Out], *arrays: Any) -> list[Arr]:
+    def call(self, function: Callable[..., Sequence[Arr]], *arrays: Any) -> list[Arr]:
         given = [np.ascontiguousarray(a) if isinstance(a, np.ndarray) and a.ndim else a for a in arrays]
         return [np.asarray(found) for found in function(*given)]
 

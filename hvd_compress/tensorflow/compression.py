@@ -191,7 +191,7 @@ class TensorFlowCompressor(SaveLoadMixin, CompressorBase, Compressor, tf.Module)
         tensor = tf.convert_to_tensor(tensor)
         if call is None:
             self._count(1, [tensor], [])
-        elif _shared(call) and not caller.in_session():
+        elif (_shared(call) or call.direct) and not caller.in_session():
             begun = self._begun(call)
             if begun is not None:
                 with tf.control_dependencies([tf.identity(begun)]):  # of this branch
@@ -204,7 +204,7 @@ class TensorFlowCompressor(SaveLoadMixin, CompressorBase, Compressor, tf.Module)
             return self._memo.begun[1]
         with call.graph.as_default() if call.graph is not None else contextlib.nullcontext():
             begun = self._agreement(call)
-            self._count(1, [call.gradients[i] for i in _dense(call)], [])
+            self._count(1, [tf.convert_to_tensor(call.gradients[i]) for i in _dense(call)], [], call)
             self._count_slices(call)
         self._memo.begun = (call.source, begun)
         return begun
@@ -245,13 +245,15 @@ class TensorFlowCompressor(SaveLoadMixin, CompressorBase, Compressor, tf.Module)
         assert isinstance(message, AllReduce)
         return str(message.array.dtype.name)
 
-    def _count(self, steps: int, tensors: list[Tensor], slices: list[Tensor]) -> None:
+    def _count(self, steps: int, tensors: list[Tensor], slices: list[Tensor], call: Call | None = None) -> None:
         """Count steps, gradients of a linear method, and what Horovod gathers of others, whenever the step is made."""
-        meter = self._meter
+        meter, process_set = self._meter, None if call is None or call.direct else call.process_set
         widths = [(one.dtype.size, tf.as_dtype(self._payload(one.dtype)).size) for one in tensors]
         widths += [(one.dtype.size, one.dtype.size) for one in slices]
 
         def count(*numbers: Any) -> list[Any]:
+            if process_set is not None and process_set.size() == 1:
+                return []  # of an elastic job one rank is left, which sends nothing
             meter.steps += steps
             for number, (given, sent) in zip(numbers, widths, strict=True):
                 meter.gradient_bytes += int(number) * given
@@ -301,7 +303,7 @@ class TensorFlowCompressor(SaveLoadMixin, CompressorBase, Compressor, tf.Module)
             agreement.refuse_sparse(
                 ", ".join(sorted(names)), "pass sparse_as_dense=True to Horovod's optimizer or tape"
             )
-        self._count(0, [], parts)
+        self._count(0, [], parts, call)
         new = names - self._memo.told
         if new and not self.method.linear:
             self._memo.told |= new

@@ -32,7 +32,7 @@ def call_on_host(
         dtypes: Dtypes of its results.
     """
     if tf.executing_eagerly():
-        with _TURN:
+        with _TURN, tf.device("cpu"):
             return [tf.convert_to_tensor(found) for found in function(*(tensor._numpy() for tensor in tensors))]
 
     def call(*arrays: Arr) -> Sequence[Arr]:

@@ -202,7 +202,7 @@ class Session(session.Session, tf.train.experimental.PythonState):  # type: igno
         if self._membership is not None:
             factor = 1 / size  # it was read off while the graph was traced, by another number of ranks
             if size == 1:  # Horovod takes the gradients as they are, so nothing must be kept of them
-                return [*present, np.ones(1), np.float64(1)]
+                return [*present, np.ones(1), np.array(1.0)]
         merged = [
             self._compensated(planned, arrays, scale or 1.0, s)
             for planned, s in zip(self.plan, self.states, strict=True)
@@ -219,7 +219,7 @@ class Session(session.Session, tf.train.experimental.PythonState):  # type: igno
         self._meter.bytes_sent += verdict.BYTES + 8 * len(arrays)
         self.steps += 1
         if not finite:
-            return [*present, np.full(1, np.nan), np.float64(size)]
+            return [*present, np.full(1, np.nan), np.array(float(size))]
         vectors = (merged.pop(0)[0] for _ in self.plan)
         totals, states = self.exchange(vectors, self.transport, self._meter, compensated=True)
         if scale is not None:
@@ -227,7 +227,7 @@ class Session(session.Session, tf.train.experimental.PythonState):  # type: igno
         if all(self._fits(planned, total, factor, narrow) for planned, total in zip(self.plan, totals, strict=True)):
             self.states = states
         pieces = [piece for piece in self.pieces(totals) if piece is not None]
-        return [*pieces, np.ones(1), np.float64(size)]
+        return [*pieces, np.ones(1), np.array(float(size))]
 
     def _find_ranks(self) -> None:
         """Check that the state is there, and of the ranks that there are; in an elastic job, reshard it if not.
@@ -294,8 +294,7 @@ class CallSession(Session):
 def _absorb(out: Arr, residual: Arr | None, grad: Arr, scale: float) -> bool:
     """Write ``residual + grad / scale``, without a gradient that is not finite; return whether it is finite."""
     if grad.dtype == np.float32 and residual is not None:
-        places = (array.ctypes.data for array in (out, residual, grad))
-        return cpu.absorb_at(*places, grad.size, scale)
+        return cpu.absorb_at(out.ctypes.data, residual.ctypes.data, grad.ctypes.data, grad.size, scale)
     if grad.dtype == np.float32 and scale == 1:
         return cpu.put_finite_at(out.ctypes.data, grad.ctypes.data, grad.size)
     with np.errstate(over="ignore"):

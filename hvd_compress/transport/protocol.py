@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import Collective, Drive, Exchange, Exchanging, Scope, State, World, take_branches
+from hvd_compress.core.collectives import Collective, Drive, Exchange, Exchanging, Scope, State, World
 from hvd_compress.core.method import Method, compensate
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array
@@ -152,7 +152,7 @@ class InFlight:
         start = method.exchange if compensated else partial(_compensated, method)
         exchanging = start(ops, bucket, x, state, transport.world)
         del x  # so that the method can free its memory
-        self._drive = Drive(take_branches(lower(exchanging, ops, transport.world, transport.missing)))
+        self._drive = Drive(lower(exchanging, ops, transport.world, transport.missing))
         self._transport = transport
         self._name = name
         self._count, self._admits = count, admits
