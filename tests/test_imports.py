@@ -90,7 +90,6 @@ KNOWN = {
     "ops.torch": {"torch"},
     "ops.torch_cuda": {"torch"},
     "ops.torch_devices": {"torch"},
-    "ops.tensorflow": {"tensorflow"},
     "ops.kernels.cuda": {"torch"},
     "transport.groups": {"horovod"},
     "torch": TORCH,

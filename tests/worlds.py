@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import State
@@ -14,11 +13,12 @@ from hvd_compress.core.state_tree import flatten
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Shape
 from hvd_compress.ops.numpy import NumpyOps
+from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
 
 Arr = npt.NDArray[Any]
 
-COMPILED = ["torch", pytest.param("tensorflow", marks=pytest.mark.tensorflow)]
-"""Those that are compared with numpy."""
+COMPILED = ["torch", "compiled"]
+"""Those that are compared with numpy; the second is numpy with CPU kernels, as in TensorFlow and over MPI."""
 
 FRAMEWORKS = ["numpy", *COMPILED]
 
@@ -29,10 +29,8 @@ def ops_of(framework: str) -> Ops:
         from hvd_compress.ops.torch_devices import torch_ops
 
         return torch_ops("cpu")
-    if framework == "tensorflow":
-        from hvd_compress.ops.tensorflow import tensorflow_ops
-
-        return tensorflow_ops()
+    if framework == "compiled":
+        return NumpyCompiledOps()
     assert framework == "numpy", framework
     return NumpyOps()
 

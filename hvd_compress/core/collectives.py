@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from functools import partial
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
 from hvd_compress.ops.arrays import Array
@@ -202,24 +201,8 @@ class Exchange(NamedTuple):
     chosen: Chosen | Unsent | None = None
 
 
-class Branch(NamedTuple):
-    """Continue with one of several exchanges; the reply is its `Exchange`.
-
-    TensorFlow traces all branches into a graph, so their results must have equal shapes and dtypes.
-
-    Attributes:
-        index: Index of the branch: an int or an integer scalar of the framework, the same on all ranks.
-        branches: Functions without arguments, each of which starts an exchange.
-    """
-
-    index: Any
-    branches: tuple[Callable[[], Exchanging], ...]
-
-
 Collective: TypeAlias = AllReduce | ReduceScatter | AllGather | AllToAll | Broadcast | SaturatingSum
-Exchanging: TypeAlias = "Generator[Collective | Branch, Any, Exchange]"
-Running: TypeAlias = "Generator[Collective, Any, Exchange]"
-"""An exchange without branches."""
+Exchanging: TypeAlias = Generator[Collective, Any, Exchange]
 
 M = TypeVar("M")
 
@@ -270,7 +253,7 @@ def run(exchanging: Generator[M, Any, Exchange], answer: Callable[[M], Any]) -> 
 
 
 def rewrite(exchanging: Exchanging, answer: Callable[[Collective], Generator[Collective, Any, Any]]) -> Exchanging:
-    """Run an exchange, replacing its collectives by others, also in its branches.
+    """Run an exchange, replacing its collectives by others.
 
     Args:
         exchanging: The exchange.
@@ -278,25 +261,5 @@ def rewrite(exchanging: Exchanging, answer: Callable[[Collective], Generator[Col
     """
     drive = Drive(exchanging)
     while (message := drive.message) is not None:
-        if isinstance(message, Branch):
-            drive.resume((yield Branch(message.index, tuple(partial(_later, one, answer) for one in message.branches))))
-        else:
-            drive.resume((yield from answer(message)))
-    return drive.ended
-
-
-def _later(
-    branch: Callable[[], Exchanging], answer: Callable[[Collective], Generator[Collective, Any, Any]]
-) -> Exchanging:
-    return rewrite(branch(), answer)
-
-
-def take_branches(exchanging: Exchanging) -> Running:
-    """Resolve each `Branch`, so that only collectives remain."""
-    drive = Drive(exchanging)
-    while (message := drive.message) is not None:
-        if isinstance(message, Branch):
-            drive.resume((yield from take_branches(message.branches[int(message.index)]())))
-        else:
-            drive.resume((yield message))
+        drive.resume((yield from answer(message)))
     return drive.ended

@@ -22,7 +22,7 @@ class Counted(NamedTuple):
         step: Number of exchanges so far; part of its random seeds, or selects the leading rank.
     """
 
-    step: int | Array
+    step: int
 
 
 class Example(NamedTuple):

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hvd_compress.core.bucketing import DEFAULT_MERGE, Gradient, Merge, Planned, advise, gradient, plan
+from hvd_compress.core.bucketing import DEFAULT_MERGE, Gradient, Merge, advise, gradient, plan
 from hvd_compress.core.collectives import Collective, State, World
 from hvd_compress.core.router import Routable
-from hvd_compress.core.state_tree import residual_of
+from hvd_compress.engine.session import Session
 from hvd_compress.engine.spec import as_router
 from hvd_compress.errors import ExchangeError, GradientError
 from hvd_compress.ops import Ops
@@ -19,8 +19,6 @@ from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.transport.lockstep import lockstep, worlds
 
 Arr = npt.NDArray[Any]
-
-_NUMPY = NumpyOps()
 
 
 class LocalWorld:
@@ -69,10 +67,9 @@ class LocalWorld:
         self.local_size = local_size
         self.merge = merge
         self.bytes_sent = self.bytes_across = self.rounds = self.steps = 0
-        self._ops: Ops = _NUMPY if ops is None else ops
+        self._ops: Ops = NumpyOps() if ops is None else ops
         self._gradients: list[Gradient] | None = None
-        self._plan: list[Planned] = []
-        self._states: list[list[State]] = []
+        self._sessions: list[Session] = []
 
     def step(self, grads: Any) -> Any:
         """Exchange one gradient per rank.
@@ -97,11 +94,13 @@ class LocalWorld:
         self._prepare(list(named), ranks[0], whole=not isinstance(grads, Mapping))
 
         finite = all(np.isfinite(array).all() for arrays in ranks for array in arrays)
-        means = [[np.full_like(array, np.nan) for array in arrays] for arrays in ranks]
-        if finite:
-            states = self._exchange(ranks, means)
+        if not finite:
+            means = [[np.full_like(array, np.nan) for array in arrays] for arrays in ranks]
+        else:
+            means, states = self._exchange(ranks)
             if all(np.isfinite(array).all() for arrays in means for array in arrays):
-                self._states = states
+                for session, new in zip(self._sessions, states, strict=True):
+                    session.states = new
                 self.steps += 1
         if not isinstance(grads, Mapping):
             return [arrays[0] for arrays in means]
@@ -109,19 +108,7 @@ class LocalWorld:
 
     def residual(self, rank: int) -> dict[str, Arr]:
         """Return a rank's residuals by gradient name (``""`` for a bare array); empty without error feedback."""
-        kept: dict[str, Arr] = {}
-        for planned, states in zip(self._plan, self._states, strict=True):
-            residual = residual_of(states[rank])
-            if residual is not None:
-                pieces = _NUMPY.split(np.asarray(residual), planned.bucket.sizes)
-                for i, piece in zip(planned.members, pieces, strict=True):
-                    kept[self._known[i].name] = piece.reshape(self._known[i].shape).copy()
-        return kept
-
-    @property
-    def _known(self) -> list[Gradient]:
-        assert self._gradients is not None
-        return self._gradients
+        return self._sessions[rank].residual() if self._sessions else {}
 
     def _checked(self, named: dict[str, Sequence[Any]]) -> list[Sequence[Any]]:
         for name, arrays in named.items():
@@ -138,11 +125,9 @@ class LocalWorld:
         if self._gradients is None:
             method = self.method.core if whole else self.method
             advise(gradients, method, World(0, self.size, self.local_size))
-            self._plan = plan(gradients, method, self.merge)
-            self._states = [
-                [p.method.init(self._ops, p.bucket, world) for world in worlds(self.size, self.local_size)]
-                for p in self._plan
-            ]
+            planned = plan(gradients, method, self.merge)
+            everyone = worlds(self.size, self.local_size)
+            self._sessions = [Session(gradients, planned, self._ops, world) for world in everyone]
             self._gradients = gradients
         elif gradients != self._gradients:
             raise GradientError(
@@ -150,20 +135,26 @@ class LocalWorld:
                 " dtypes in each step, or make a new LocalWorld"
             )
 
-    def _exchange(self, ranks: list[list[Arr]], means: list[list[Arr]]) -> list[list[State]]:
-        """Fill in the means and return the new states."""
-        after: list[list[State]] = []
-        for planned, states in zip(self._plan, self._states, strict=True):
-            bucket = planned.bucket
-            xs = [np.concatenate([arrays[i].ravel() for i in planned.members]) for arrays in ranks]
-            xs = [x.astype(bucket.dtype) for x in xs]
-            results = lockstep(self._ops, planned.method, bucket, xs, states, self._count, self.local_size)
-            after.append([result.state for result in results])
-            for result, mean in zip(results, means, strict=True):
-                pieces = _NUMPY.split(np.asarray(result.total) / self.size, bucket.sizes)
-                for i, piece in zip(planned.members, pieces, strict=True):
-                    mean[i][...] = piece.reshape(mean[i].shape)
-        return after
+    def _exchange(self, ranks: list[list[Arr]]) -> tuple[list[list[Arr]], list[list[State]]]:
+        """Return the means and the new states of all ranks."""
+        totals: list[list[Arr]] = [[] for _ in ranks]
+        after: list[list[State]] = [[] for _ in ranks]
+        for number, (bucket, method, _) in enumerate(self._sessions[0].plan):
+            xs = [one.merged(one.plan[number], arrays) for one, arrays in zip(self._sessions, ranks, strict=True)]
+            states = [one.states[number] for one in self._sessions]
+            results = lockstep(self._ops, method, bucket, xs, states, self._count, self.local_size)
+            for rank, result in enumerate(results):
+                totals[rank].append(np.asarray(result.total) / self.size)
+                after[rank].append(result.state)
+        pieces = [one.pieces(mine) for one, mine in zip(self._sessions, totals, strict=True)]
+        means = [
+            [
+                np.full_like(a, np.nan) if piece is None else piece.astype(a.dtype)
+                for piece, a in zip(*pair, strict=True)
+            ]
+            for pair in zip(pieces, ranks, strict=True)
+        ]
+        return means, after
 
     def _count(self, message: Collective) -> None:
         self.rounds += 1

@@ -21,7 +21,7 @@ class Stats(NamedTuple):
             bytes on the network also depend on the collective: a ring allreduce moves 2 (n-1)/n times its payload.
         ratio: Compression ratio, ``gradient_bytes / bytes_sent``.
         encode_seconds: Time in ``compress``: copying into buckets, compressing, starting collectives. None in
-            TensorFlow, where it is part of the graph.
+            TensorFlow.
         wait_seconds: Time waiting for collectives that did not overlap with backward. None in TensorFlow, and for
             ``none`` and ``fp16``, whose payload is Horovod's own allreduce.
         decode_seconds: Time in ``decompress`` without waiting; None in TensorFlow.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllReduce, Branch, Exchange, Exchanging, World
+from hvd_compress.core.collectives import AllReduce, Exchange, Exchanging, World
 from hvd_compress.core.method import Card, Example, register
 from hvd_compress.core.state_tree import Factors
 from hvd_compress.methods.lowrank import LowRank, flat
@@ -24,7 +24,7 @@ class ACPSGDState(NamedTuple):
         q: Right factors, likewise.
     """
 
-    step: int | Array
+    step: int
     p: Factors
     q: Factors
 
@@ -69,7 +69,7 @@ class ACPSGD(LowRank):
     ) -> Exchanging:
         ms = self.matrices(ops, bucket, x)
 
-        def left() -> Exchanging:
+        if state.step % 2 == 0:
             qs = [ops.orthogonalise(q) for q in self.right(ops, bucket, state.q)]
             mine = [ops.project(m, q) for m, q in zip(ms, qs, strict=True)]
             p = yield AllReduce(flat(ops, mine))
@@ -77,13 +77,9 @@ class ACPSGD(LowRank):
             rest = ops.subtract_products(x, mine, qs) if keep else None
             return Exchange(total, ACPSGDState(state.step + 1, p / world.size, flat(ops, qs)), rest)
 
-        def right() -> Exchanging:
-            ps = [ops.orthogonalise(p) for p in self.left(ops, bucket, state.p)]
-            mine = [ops.project_back(m, p) for m, p in zip(ms, ps, strict=True)]
-            q = yield AllReduce(flat(ops, mine))
-            total = LowRankSum(ps, self.right(ops, bucket, q))
-            rest = ops.subtract_products(x, ps, mine) if keep else None
-            return Exchange(total, ACPSGDState(state.step + 1, flat(ops, ps), q / world.size), rest)
-
-        taken: Exchange = yield Branch(ops.stage(state.step % 2, [1]), (left, right))
-        return taken
+        ps = [ops.orthogonalise(p) for p in self.left(ops, bucket, state.p)]
+        mine = [ops.project_back(m, p) for m, p in zip(ms, ps, strict=True)]
+        q = yield AllReduce(flat(ops, mine))
+        total = LowRankSum(ps, self.right(ops, bucket, q))
+        rest = ops.subtract_products(x, ps, mine) if keep else None
+        return Exchange(total, ACPSGDState(state.step + 1, flat(ops, ps), q / world.size), rest)

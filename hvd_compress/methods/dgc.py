@@ -80,6 +80,5 @@ class DGC(Sparse):
         tau = ops.kth_magnitude(sampled, min(len(places), max(1, round(k / stride))))
 
         above = ops.above(x, tau)
-        n = ops.size(above)
-        fits = (n >= math.ceil(FEWEST * k)) & (n <= math.floor(MOST * k))
-        return ops.choose(fits, lambda: above, lambda: ops.top_indices(x, k)), Counted(state.step + 1)
+        fits = math.ceil(FEWEST * k) <= int(above.shape[0]) <= math.floor(MOST * k)
+        return above if fits else ops.top_indices(x, k), Counted(state.step + 1)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllReduce, Branch, Exchange, Exchanging, SaturatingSum, World
+from hvd_compress.core.collectives import AllReduce, Exchange, Exchanging, SaturatingSum, World
 from hvd_compress.core.method import Card, Counted, Example, Method, check_range, register
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array, Shape
@@ -101,17 +100,10 @@ class Homomorphic(Method):
         keys = ops.below(seed, ops.constant(np.full(ATTEMPTS, 2**31 - 1)))
         key = ops.rehearse_sketch(sketch, union, keys)
 
-        branches = (partial(_sketched, ops, x, sketch, union, key), partial(_dense, x))
-        taken = yield Branch(ops.cast(key[0] < 0, "int32"), branches)
-        return Exchange(taken.total, Counted(state.step + 1))
-
-
-def _sketched(ops: Ops, x: Array, sketch: Sketch, union: Array, key: Array) -> Exchanging:
-    """Sum by sketches, given a hash key with which they can be peeled."""
-    peak = yield AllReduce(ops.reshape(ops.absmax(x), (1,)), op="max")
-    sums = yield AllReduce(ops.write_sketch(sketch, union, key, peak, x), donate=True)
-    return Exchange(ops.read_sketch(sketch, union, key, peak, sums), ())
-
-
-def _dense(x: Array) -> Exchanging:
-    return Exchange((yield AllReduce(x, donate=True)), ())
+        if int(key[0]) < 0:  # there is none with which the sketches can be peeled
+            total = yield AllReduce(x, donate=True)
+        else:
+            peak = yield AllReduce(ops.reshape(ops.absmax(x), (1,)), op="max")
+            sums = yield AllReduce(ops.write_sketch(sketch, union, key, peak, x), donate=True)
+            total = ops.read_sketch(sketch, union, key, peak, sums)
+        return Exchange(total, Counted(state.step + 1))

@@ -43,7 +43,7 @@ class LoCoState(NamedTuple):
         served: Residual of the shard that this rank serves.
     """
 
-    step: int | Array
+    step: int
     sent: PrivateCode
     served: ServedCode
 
@@ -139,10 +139,8 @@ class LoCo(Method):
     def _read(self, ops: Ops, errors: Errors, n: int, dtype: str) -> Array:
         return ops.dequantise(ops.reshape(errors.data, (1, -1)), self._memory, n, dtype)
 
-    def _write(self, ops: Ops, before: Array, error: Array, step: int | Array) -> Errors:
+    def _write(self, ops: Ops, before: Array, error: Array, step: int) -> Errors:
         running = ops.blend(before, error, self.beta)
-        mean = running
-        if self.reset:
-            due = (step + 1) % self.reset == 0
-            mean = ops.choose(due, lambda: ops.zeros(tuple(before.shape), ops.dtype(before)), lambda: running)
+        due = self.reset and (step + 1) % self.reset == 0
+        mean = ops.zeros(tuple(before.shape), ops.dtype(before)) if due else running
         return Errors(ops.quantise(mean, self._memory)[0])

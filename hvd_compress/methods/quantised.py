@@ -25,7 +25,7 @@ class QuantisedState(NamedTuple):
         served: Residual of the shard that this rank serves; two-way only.
     """
 
-    step: int | Array
+    step: int
     served: ServerShard
 
 

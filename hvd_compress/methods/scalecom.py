@@ -30,8 +30,7 @@ class ScaleCom(Method):
     default (option ``lowpass``; 1 is classic error feedback). It keeps residuals similar across ranks, although large
     batches and learning rates make them noisy.
 
-    The leader's indices are summed with zeros of the other ranks, since the root of a Horovod broadcast is fixed when a
-    TensorFlow graph is built.
+    The leader's indices are summed with zeros of the other ranks.
 
     Args:
         ratio: Share of the coordinates that are sent, in (0, 1].
@@ -65,11 +64,8 @@ class ScaleCom(Method):
         self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World, keep: bool = False
     ) -> Exchanging:
         k = count(self.ratio, bucket.numel)
-        indices = ops.choose(
-            state.step % world.size == world.rank,
-            lambda: ops.cast(ops.top_indices(x, k), "int32"),
-            lambda: ops.zeros((k,), "int32"),
-        )
+        leads = state.step % world.size == world.rank
+        indices = ops.cast(ops.top_indices(x, k), "int32") if leads else ops.zeros((k,), "int32")
         indices = check_indices(ops, ops.cast((yield AllReduce(indices)), "int64"), bucket, "the leader")
         summed = yield AllReduce(ops.take(x, indices))
         total = SparseSum([(indices, summed)], bucket.numel, bucket.dtype)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +44,7 @@ class SIDCoState(NamedTuple):
 
     stages: Private
     achieved: Private
-    step: int | Array
+    step: int
 
 
 @register
@@ -149,12 +148,9 @@ class SIDCo(Sparse):
         t = self._raised(ops, everything, log_d * 0, ops.where(stages <= 1, log_d, log_first), self.fit)
         later = "exponential" if self.fit == "exponential" else "pareto"
         for number in range(1, self.most_stages):
-            raised = partial(self._stage, ops, x, unit, t, log_later, later)
-            t = ops.choose(stages > number, raised, partial(_same, t))
+            if stages > number:
+                t = self._raised(ops, ops.tail(x, unit, ops.clip(t, TINY, math.inf)), t, log_later, later)
         return t
-
-    def _stage(self, ops: Ops, x: Array, unit: Array, t: Array, log_q: Array, fit: str) -> Array:
-        return self._raised(ops, ops.tail(x, unit, ops.clip(t, TINY, math.inf)), t, log_q, fit)
 
     def _raised(self, ops: Ops, tail: Array, t: Array, log_q: Array, fit: str) -> Array:
         """Raise the threshold so that a share q of the values above it remains, by their moments."""
@@ -179,17 +175,13 @@ class SIDCo(Sparse):
         fewer = ops.clip(state.stages - 1, 1.0, float(self.most_stages))
         more = ops.clip(state.stages + 1, 1.0, float(self.most_stages))
         moved = ops.where(achieved > 1.2 * PERIOD, fewer, ops.where(achieved < 0.8 * PERIOD, more, state.stages))
-        due = step % PERIOD == 0
-        stages = ops.choose(due, lambda: moved, lambda: state.stages)
-        return SIDCoState(stages, ops.choose(due, lambda: ops.zeros((), "float64"), lambda: achieved), step)
+        if step % PERIOD == 0:
+            return SIDCoState(moved, ops.zeros((), "float64"), step)
+        return SIDCoState(state.stages, achieved, step)
 
 
 def _scalar(ops: Ops, value: float) -> Array:
     return ops.constant(np.array(value, np.float64))
-
-
-def _same(t: Array) -> Array:
-    return t
 
 
 def _send(
@@ -197,16 +189,11 @@ def _send(
 ) -> Array:
     """Return the indices above a threshold, after up to ``left`` corrections."""
     passed = tail[0]
-
-    def correct() -> Array:
-        if not left:
-            return ops.top_indices(x, k)
-        hill = tail[3] / passed - ops.log(t)
-        better = ops.clip(t * (passed / goal) ** hill, TINY, 1.0)
-        return _send(ops, x, unit, better, ops.tail(x, unit, better, logs=True), goal, k, left - 1)
-
-    def pass_() -> Array:
+    if ops.abs(passed - goal) <= TOLERANCE * goal:
         found = ops.above(x, ops.cast(t * unit, ops.dtype(x)))
         return ops.take(found, ops.nonzero(ops.take(x, found) != 0))  # a tiny threshold may have become zero
-
-    return ops.choose(ops.abs(passed - goal) <= TOLERANCE * goal, pass_, correct)
+    if not left:
+        return ops.top_indices(x, k)
+    hill = tail[3] / passed - ops.log(t)
+    better = ops.clip(t * (passed / goal) ** hill, TINY, 1.0)
+    return _send(ops, x, unit, better, ops.tail(x, unit, better, logs=True), goal, k, left - 1)

@@ -26,7 +26,7 @@ class SignState(NamedTuple):
         momentum: Running mean of this rank's gradients, for Signum; shape ``(bucket.numel,)``.
     """
 
-    step: int | Array
+    step: int
     momentum: PrivateVector
 
 

@@ -138,14 +138,14 @@ def sparse_layout(bucket: Bucket, values: str) -> SparseLayout:
 
 def ragged(ops: Ops, wire: SparseLayout, indices: Array, values: Array) -> list[Array]:
     """Return the arrays to send, with the number of indices first."""
-    return [ops.reshape(ops.cast(ops.size(indices), "int32"), (1,)), *wire.write(ops, indices, values)]
+    return [ops.constant(np.array([indices.shape[0]], np.int32)), *wire.write(ops, indices, values)]
 
 
 def read_ragged(ops: Ops, data: Array, wires: Sequence[SparseLayout]) -> Iterator[tuple[Array, Array]]:
     """Yield indices and values, given the concatenation of what `ragged` returned for each of them."""
     for number, wire in enumerate(wires, start=1):
         width = np.dtype(wire.values).itemsize + 2
-        n = ops.length(ops.from_bytes(data[:4], ("int32", 1))[0])
+        n = int(ops.from_bytes(data[:4], ("int32", 1))[0][0])
         n = ops.check(n, n >= 0, f"a payload says that it has a negative number of indices; {DAMAGED}")
         end = 4 + n * width + (4 * wire.pages if wire.pages > 1 else 0)
         last = number == len(wires)

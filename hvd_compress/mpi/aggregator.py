@@ -11,15 +11,16 @@ from mpi4py import MPI
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.saving import SaveLoadMixin
 from hvd_compress.checkpoint.state_dict import PendingStates, Saved, from_dict, to_dict
-from hvd_compress.core.bucketing import DEFAULT_MERGE, Gradient, Merge, check_merge, gradient
+from hvd_compress.core.bucketing import DEFAULT_MERGE, Gradient, Merge, advise, check_merge, gradient, plan
 from hvd_compress.core.collectives import World
 from hvd_compress.core.router import Routable
+from hvd_compress.engine.session import Session
 from hvd_compress.engine.spec import as_router
 from hvd_compress.engine.stats import Meter, Stats
 from hvd_compress.errors import GradientError, StateError
 from hvd_compress.methods.wrappers.measure import vnmse
-from hvd_compress.mpi.session import Session
 from hvd_compress.mpi.transport import Arr, MPITransport
+from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
 
 _SOUND, _SPOILT, _NEW, _REFUSED = range(4)
 """Status of a rank's gradients before the exchange; the worst status of all ranks counts."""
@@ -130,10 +131,24 @@ class Aggregator(SaveLoadMixin):
             agreed = self._transport.highest(finite)
         if agreed == _SPOILT:
             return {name: np.full_like(array, np.nan) for name, array in arrays.items()}
-        means = session.exchange(list(arrays.values()))
+        means = self._exchange(session, list(arrays.values()))
         self._meter.steps += 1
         self._meter.gradient_bytes += sum(array.nbytes for array in arrays.values())
         return dict(zip(arrays, means, strict=True))
+
+    def _exchange(self, session: Session, arrays: list[Arr]) -> list[Arr]:
+        """Return the means of the gradients; take over the new states if all means are finite."""
+        merged = (session.merged(planned, arrays) for planned in session.plan)
+        totals, states = session.exchange(merged, self._transport, self._meter)
+        with self._meter.time("decode"):
+            pieces = session.pieces([total / self._transport.world.size for total in totals])
+            means = [
+                np.copy(a) if piece is None else piece.astype(a.dtype) for piece, a in zip(pieces, arrays, strict=True)
+            ]
+            if all(np.isfinite(mean).all() for mean in means):
+                session.states = states
+                session.steps += 1
+        return means
 
     def _agree(self, session: Session, method: Routable) -> None:
         """Make sure that all ranks have the same method and gradients, and go on from the same saved state."""
@@ -145,10 +160,13 @@ class Aggregator(SaveLoadMixin):
     def _fitting(self, gradients: list[Gradient], method: Routable) -> Session:
         """The session of these gradients, in the first step a new one."""
         if self._session is None:
-            session, self._restored = Session(gradients, method, self.merge, self._transport, self._meter), ""
+            world = self._transport.world
+            advise(gradients, method, world)
+            session = Session(gradients, plan(gradients, method, self.merge), NumpyCompiledOps(), world)
+            self._restored = ""
             self._restore(session, self._loaded)
             return session
-        if gradients != self._session.gradients:
+        if gradients != list(self._session.gradients):
             raise GradientError(
                 f"the gradients have changed: they were {self._session.gradients}, now they are {gradients}"
             )
@@ -205,7 +223,7 @@ class Aggregator(SaveLoadMixin):
         """Restore the loaded state of a session, if any; the ranks compare it in their next step."""
         if not loaded.names():
             return
-        saved = loaded.find(session.label, session.kept(), self._transport.world)
+        saved = loaded.find(session.label, session.by_bucket(), self._transport.world)
         if saved is None:
             gradients = [g.name for g in session.gradients]
             raise StateError(f"this state is of a model with other gradients than {gradients}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,28 +24,11 @@ from hvd_compress.errors import ExchangeError
 from hvd_compress.mpi.operators import half, saturating_sum
 from hvd_compress.ops import wrong_length
 from hvd_compress.transport.nodes import placed
+from hvd_compress.transport.protocol import Done
 
 Arr: TypeAlias = npt.NDArray[Any]
 
 _NATIVE = {"sum": MPI.SUM, "max": MPI.MAX}
-
-
-class Done(NamedTuple):
-    """A collective that is over.
-
-    Attributes:
-        reply: Its result.
-    """
-
-    reply: Arr
-
-    def done(self) -> bool:
-        """Return whether the reply has arrived."""
-        return True
-
-    def result(self) -> Arr:
-        """Return the reply."""
-        return self.reply
 
 
 def _found(comm: MPI.Comm) -> World:

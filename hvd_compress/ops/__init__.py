@@ -108,12 +108,6 @@ class Ops(Protocol):
     def nonzero(self, condition: Array) -> Array:
         """Return the ascending indices at which a one-dimensional condition holds."""
 
-    def size(self, x: Array) -> Array:
-        """Return the length of a one-dimensional array: an int64 scalar."""
-
-    def length(self, x: Array) -> Any:
-        """Return the only element of an integer array, as a length for `from_bytes` and slices."""
-
     def histogram(self, x: Array, n: int) -> Array:
         """Count the occurrences of each of ``0 .. n-1`` in an array of indices: int32."""
 
@@ -145,7 +139,7 @@ class Ops(Protocol):
         """Concatenate the bytes of one-dimensional arrays, little-endian: uint8."""
 
     def from_bytes(self, data: Array, *parts: tuple[str, Any]) -> list[Array]:
-        """Undo `to_bytes`, given the dtype and the length of each part; lengths may be scalars of the graph.
+        """Undo `to_bytes`, given the dtype and the length of each part; lengths are ints.
 
         Raises:
             ExchangeError: As in `check`, if the number of bytes is wrong.
@@ -157,24 +151,19 @@ class Ops(Protocol):
         Use the returned array: operations on ``x`` itself are not guarded.
 
         Raises:
-            ExchangeError: If the condition does not hold. In a graph it is an error of the step, and on an accelerator
-                an assertion of the device, with the same message.
+            ExchangeError: If the condition does not hold. On an accelerator it is an assertion of the device, with the
+                same message.
         """
 
-    def seed(self, *parts: Any) -> Any:
-        """Mix ints and integer scalars into one 32-bit seed."""
+    def seed(self, *parts: int) -> int:
+        """Mix ints into one 32-bit seed."""
+        return mix_seed(*parts)
 
     def uniform(self, seed: Any, n: int) -> Array:
         """Return ``n`` float32 numbers in [0, 1); number i is a hash of (seed, i), on any device or rank."""
 
     def below(self, seed: Any, bounds: Array) -> Array:
         """Return a uniform integer in ``0 .. bounds[i]-1`` for each i, by the same hash; bounds < 2**31."""
-
-    def stage(self, step: Any, boundaries: Sequence[int]) -> Any:
-        """Count the boundaries that ``step`` has reached."""
-
-    def choose(self, condition: Any, yes: Callable[[], Array], no: Callable[[], Array]) -> Array:
-        """Call one of two functions by a scalar condition; their results have equal dtypes and numbers of axes."""
 
     # Compositions of the above (see `hvd_compress.ops.reference`) that deserve kernels of their own.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,18 +14,14 @@ from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.buffer_pool import BufferPool
 from hvd_compress.ops.code import Code
 from hvd_compress.ops.kernels import cpu
-from hvd_compress.ops.lanes import lanes_of
 from hvd_compress.ops.moments import Sides
-from hvd_compress.ops.packing import packed_size
 from hvd_compress.ops.reference import ReferenceOps
 from hvd_compress.ops.sketch import Sketch
 
 Arr: TypeAlias = npt.NDArray[Any]
-Out: TypeAlias = tuple[str, tuple[int | None, ...]]
-"""Dtype and shape of a result; None for a length that depends on the data."""
 
-
-_SPARE = BufferPool()
+SPARE = BufferPool()
+"""Memory for large results, of all who have no pool of their own."""
 
 
 class HostOps(ReferenceOps):
@@ -45,11 +41,8 @@ class HostOps(ReferenceOps):
 class CpuKernelOps(HostOps):
     """Primitives by CPU kernels. See `hvd_compress.ops.Ops`; subclasses give numpy access to a framework's arrays."""
 
-    in_place: ClassVar[bool] = True
-    """Whether kernels may overwrite their inputs where `Ops` allows it."""
-
     @abstractmethod
-    def call(self, function: Callable[..., Sequence[Arr]], outs: Sequence[Out], *arrays: Any) -> list[Array]:
+    def call(self, function: Callable[..., Sequence[Arr]], *arrays: Any) -> list[Array]:
         """Call a function of numpy arrays and numbers, and return its results as the framework's arrays."""
 
     def _fits(self, *arrays: Array) -> bool:
@@ -57,11 +50,7 @@ class CpuKernelOps(HostOps):
 
     def room(self, n: int) -> Arr:
         """Return memory for ``n`` float32 that the framework uses without a copy."""
-        return _SPARE.take(n)
-
-    def _out(self, x: Arr) -> Arr:
-        """Return the memory for a result that may replace ``x``."""
-        return x if self.in_place else self.room(x.size)
+        return SPARE.take(n)
 
     def quantise(self, x: Array, code: Code, seed: Any = 0, keep: bool = False) -> tuple[Array, Array | None]:
         if not self._fits(x):
@@ -79,15 +68,14 @@ class CpuKernelOps(HostOps):
         row = code.size(size, "float32")
 
         def run(x: Arr, *seeds: Arr) -> list[Arr]:
-            data, left = np.empty((parts, row), np.uint8), self._out(x) if keep else None
+            data, left = np.empty((parts, row), np.uint8), x if keep else None
             for i in range(parts):
                 here = slice(i * size, (i + 1) * size)
                 data[i] = _quantise(x[here], code, int(seeds[i]), None if left is None else left[here], size)
             return [data] if left is None else [data, left]
 
         seeds = [self.seed(seed, i) for i in range(parts)] if draw else [seed]
-        outs: list[Out] = [("uint8", (parts, row)), ("float32", (n,))]
-        found = self.call(run, outs[: 1 + keep], x, *seeds)
+        found = self.call(run, x, *seeds)
         return found[0], found[1] if keep else None
 
     def dequantise(self, rows: Array, code: Code, n: int, dtype: str, join: bool = False) -> Array:
@@ -95,54 +83,45 @@ class CpuKernelOps(HostOps):
             return super().dequantise(rows, code, n, dtype, join)
         count = int(rows.shape[0])
         size = n * (count if join else 1)
-        return self.call(
-            lambda rows: [cpu.dequantise(rows, code, n, join, self.room(size))], [("float32", (size,))], rows
-        )[0]
+        return self.call(lambda rows: [cpu.dequantise(rows, code, n, join, self.room(size))], rows)[0]
 
     def blend(self, x: Array, y: Array, share: float) -> Array:
         if not self._fits(x, y):
             return super().blend(x, y, share)
-        shape = (int(x.shape[0]),)
-        return self.call(lambda x, y: [cpu.blend(x, y, share, self._out(y))], [("float32", shape)], x, y)[0]
+        return self.call(lambda x, y: [cpu.blend(x, y, share, y)], x, y)[0]
 
     def majority(self, count: Array, seed: Any, size: float) -> Array:
         if not self._fits(count):
             return super().majority(count, seed, size)
         return self.call(
-            lambda count, seed: [cpu.majority(count, int(seed), size, self._out(count))],
-            [("float32", (int(count.shape[0]),))],
+            lambda count, seed: [cpu.majority(count, int(seed), size, count)],
             *(count, seed),
         )[0]
 
     def pack(self, codes: Array, bits: int) -> Array:
-        size = packed_size(int(codes.shape[0]), bits)
-        return self.call(lambda codes: [cpu.pack(codes, bits)], [("uint8", (size,))], codes)[0]
+        return self.call(lambda codes: [cpu.pack(codes, bits)], codes)[0]
 
     def unpack(self, data: Array, bits: int, n: int) -> Array:
-        return self.call(lambda data: [cpu.unpack(data, bits, n)], [("uint8", (n,))], data)[0]
+        return self.call(lambda data: [cpu.unpack(data, bits, n)], data)[0]
 
     def saturating_sum(self, rows: Array, bits: int, zero: int, size: int) -> Array:
-        return self.call(lambda rows: [cpu.saturating_sum(rows, bits, zero, size)], [("uint8", (size,))], rows)[0]
+        return self.call(lambda rows: [cpu.saturating_sum(rows, bits, zero, size)], rows)[0]
 
     def to_steps(self, x: Array, ends: Array, top: int) -> Array:
         if not self._fits(x, ends):
             return super().to_steps(x, ends, top)
-        shape = (int(x.shape[0]),)
-        return self.call(lambda x, ends: [cpu.to_steps(x, ends, top)], [("uint8", shape)], x, ends)[0]
+        return self.call(lambda x, ends: [cpu.to_steps(x, ends, top)], x, ends)[0]
 
     def from_steps(self, codes: Array, ends: Array, top: int) -> Array:
         if not self._fits(ends):
             return super().from_steps(codes, ends, top)
-        shape = (int(codes.shape[0]),)
-        return self.call(lambda codes, ends: [cpu.from_steps(codes, ends, top)], [("float32", shape)], codes, ends)[0]
+        return self.call(lambda codes, ends: [cpu.from_steps(codes, ends, top)], codes, ends)[0]
 
     def to_lanes(self, rows: Array, limits: Array, top: int, width: int, seed: Any) -> Array:
         if not self._fits(rows, limits):
             return super().to_lanes(rows, limits, top, width, seed)
-        size = -(-int(rows.shape[0]) * int(rows.shape[1]) // lanes_of(width))
         return self.call(
             lambda rows, limits, seed: [cpu.to_lanes(rows, limits, top, width, int(seed))],
-            [("int32", (size,))],
             *(rows, limits, seed),
         )[0]
 
@@ -153,55 +132,48 @@ class CpuKernelOps(HostOps):
             lambda packed, limits: [
                 cpu.from_lanes(packed, limits, top, width, rows, columns, self.room(rows * columns))
             ],
-            [("float32", (rows, columns))],
             *(packed, limits),
         )[0]
 
     def rotate(self, x: Array, seed: Any, block: int) -> Array:
         if not self._fits(x):
             return super().rotate(x, seed, block)
-        shape = (-(-int(x.shape[0]) // block), block)
-        return self.call(lambda x, seed: [cpu.rotate(x, int(seed), block)], [("float32", shape)], x, seed)[0]
+        return self.call(lambda x, seed: [cpu.rotate(x, int(seed), block)], x, seed)[0]
 
     def unrotate(self, rows: Array, seed: Any) -> Array:
         if not self._fits(rows):
             return super().unrotate(rows, seed)
-        size = int(rows.shape[0]) * int(rows.shape[1])
-        return self.call(
-            lambda rows, seed: [cpu.unrotate(rows, int(seed), self._out(rows))], [("float32", (size,))], rows, seed
-        )[0]
+        return self.call(lambda rows, seed: [cpu.unrotate(rows, int(seed), rows)], rows, seed)[0]
 
     def absmax(self, x: Array) -> Array:
         if not self._fits(x):
             return super().absmax(x)  # type: ignore[safe-super]  # the framework's own
-        shape = tuple(int(length) for length in x.shape[:-1])
-        return self.call(lambda x: [cpu.absmax(x)], [("float32", shape)], x)[0]
+        return self.call(lambda x: [cpu.absmax(x)], x)[0]
 
     def orthogonalise(self, x: Array) -> Array:
         if not self._fits(x):
             return super().orthogonalise(x)  # type: ignore[safe-super]  # the framework's own
-        shape = tuple(int(length) for length in x.shape)
-        return self.call(lambda x: [cpu.orthogonalise(x)], [("float32", shape)], x)[0]
+        return self.call(lambda x: [cpu.orthogonalise(x)], x)[0]
 
     def norms(self, rows: Array) -> Array:
         if not self._fits(rows):
             return super().norms(rows)
-        return self.call(lambda rows: [cpu.norms(rows)], [("float32", (int(rows.shape[0]),))], rows)[0]
+        return self.call(lambda rows: [cpu.norms(rows)], rows)[0]
 
     def above(self, x: Array, threshold: Any) -> Array:
         if not self._fits(x):
             return super().above(x, threshold)
-        return self.call(lambda x, least: [cpu.above(x, float(least))], [("int64", (None,))], x, threshold)[0]
+        return self.call(lambda x, least: [cpu.above(x, float(least))], x, threshold)[0]
 
     def top_indices(self, x: Array, k: int) -> Array:
         if len(x.shape) > 1 or not self._fits(x):
             return super().top_indices(x, k)  # type: ignore[safe-super]  # the framework's own
-        return self.call(lambda x: [cpu.top_indices(x, k)], [("int64", (k,))], x)[0]
+        return self.call(lambda x: [cpu.top_indices(x, k)], x)[0]
 
     def kth_magnitude(self, x: Array, k: int) -> Array:
         if not self._fits(x):
             return super().kth_magnitude(x, k)  # type: ignore[safe-super]
-        return self.call(lambda x: [np.asarray(cpu.kth_magnitude(x, k), np.float32)], [("float32", ())], x)[0]
+        return self.call(lambda x: [np.asarray(cpu.kth_magnitude(x, k), np.float32)], x)[0]
 
     def scatter_sum(self, n: int, dtype: str, pieces: Sequence[tuple[Array, Array]]) -> Array:
         if dtype != "float32":
@@ -214,20 +186,18 @@ class CpuKernelOps(HostOps):
                 cpu.add_at(total, indices, values.astype(np.float32, copy=False))
             return [total]
 
-        return self.call(run, [("float32", (n,))], *(array for piece in pieces for array in piece))[0]
+        return self.call(run, *(array for piece in pieces for array in piece))[0]
 
     def ascending(self, indices: Array, n: int) -> Any:
-        return self.call(lambda indices: [np.asarray(cpu.ascending(indices, n))], [("bool", ())], indices)[0]
+        return self.call(lambda indices: [np.asarray(cpu.ascending(indices, n))], indices)[0]
 
     def accelerate(
         self, x: Array, velocity: Array, residual: Array, momentum: float, nesterov: bool
     ) -> tuple[Array, Array]:
         if not self._fits(x):
             return super().accelerate(x, velocity, residual, momentum, nesterov)
-        shape = (int(x.shape[0]),)
         fast, piled = self.call(
-            lambda x, v, r: cpu.accelerate(x, v, r, momentum, nesterov, self._out(x)),
-            [("float32", shape), ("float32", shape)],
+            lambda x, v, r: cpu.accelerate(x, v, r, momentum, nesterov, x),
             *(x, velocity, residual),
         )
         return fast, piled
@@ -235,10 +205,8 @@ class CpuKernelOps(HostOps):
     def precondition(self, x: Array, second: Array, sides: Sequence[Sides], beta2: float) -> tuple[Array, Array]:
         if not self._fits(x, second):
             return super().precondition(x, second, sides, beta2)
-        shapes = [(int(one.shape[0]),) for one in (x, second)]
         update, moments = self.call(
-            lambda x, second: cpu.precondition(x, second, sides, beta2, self._out(x)),
-            [("float32", shape) for shape in shapes],
+            lambda x, second: cpu.precondition(x, second, sides, beta2, x),
             *(x, second),
         )
         return update, moments
@@ -248,7 +216,6 @@ class CpuKernelOps(HostOps):
             return super().tail(x, unit, threshold, logs)
         return self.call(
             lambda x, unit, least: [cpu.tail(x, float(unit), float(least), logs)],
-            [("float64", (4,))],
             *(x, unit, threshold),
         )[0]
 

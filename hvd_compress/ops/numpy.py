@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hvd_compress.errors import ExchangeError
-from hvd_compress.ops import mix_seed, wrong_length
+from hvd_compress.ops import wrong_length
 from hvd_compress.ops.arrays import Shape
 from hvd_compress.ops.hashing import hash_indices
 from hvd_compress.ops.reference import ReferenceOps
@@ -110,12 +110,6 @@ class NumpyOps(ReferenceOps):
     def nonzero(self, condition: Arr) -> Arr:
         return np.flatnonzero(condition)
 
-    def size(self, x: Arr) -> Arr:
-        return np.asarray(x.size)
-
-    def length(self, x: Arr) -> int:
-        return int(x[0])
-
     def histogram(self, x: Arr, n: int) -> Arr:
         return np.bincount(x, minlength=n).astype(np.int32)
 
@@ -162,20 +156,11 @@ class NumpyOps(ReferenceOps):
             raise ExchangeError(message)
         return x
 
-    def seed(self, *parts: Any) -> int:
-        return mix_seed(*parts)
-
     def uniform(self, seed: int, n: int) -> Arr:
         return (hash_indices(seed, np.arange(n)) >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
 
     def below(self, seed: int, bounds: Arr) -> Arr:
         return (hash_indices(seed, np.arange(bounds.size)).astype(np.int64) * bounds) >> 32
-
-    def stage(self, step: Any, boundaries: Sequence[int]) -> int:
-        return sum(int(step) >= boundary for boundary in boundaries)
-
-    def choose(self, condition: Any, yes: Callable[[], Arr], no: Callable[[], Arr]) -> Arr:
-        return yes() if condition else no()
 
     def on_host(self, function: Callable[..., Any], dtype: str, shape: Shape, *arrays: Arr) -> Arr:
         return np.asarray(function(*arrays), dtype).reshape(shape)

@@ -7,14 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from hvd_compress.ops.cpu_kernels import Arr, CpuKernelOps, Out
+from hvd_compress.ops.buffer_pool import BufferPool
+from hvd_compress.ops.cpu_kernels import SPARE, Arr, CpuKernelOps
 from hvd_compress.ops.numpy import NumpyOps
 
 
 class NumpyCompiledOps(CpuKernelOps, NumpyOps):
-    """Primitives in numpy with CPU kernels. See `hvd_compress.ops.Ops`."""
+    """Primitives in numpy with CPU kernels. See `hvd_compress.ops.Ops`.
 
-    def call(self, function: Callable[..., Sequence[Arr]], outs: Sequence[Out], *arrays: Any) -> list[Arr]:
+    Args:
+        pool: Memory for large results.
+    """
+
+    def __init__(self, pool: BufferPool = SPARE) -> None:
+        self._pool = pool
+
+    def room(self, n: int) -> Arr:
+        return self._pool.take(n)
+
+    def call(self, function: Callable[..., Sequence[Arr]], *arrays: Any) -> list[Arr]:
         given = [np.ascontiguousarray(a) if isinstance(a, np.ndarray) and a.ndim else a for a in arrays]
         return [np.asarray(found) for found in function(*given)]
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from hvd_compress.errors import ExchangeError
-from hvd_compress.ops import MIX, mix_seed, second_key, wrong_length
+from hvd_compress.ops import MIX, second_key, wrong_length
 from hvd_compress.ops.arrays import Shape
-from hvd_compress.ops.cpu_kernels import CpuKernelOps, HostOps, Out
+from hvd_compress.ops.cpu_kernels import CpuKernelOps, HostOps
 from hvd_compress.ops.delivery import Places, deliver_parts
 from hvd_compress.ops.kernels import cpu
 from hvd_compress.ops.totals import EncodedSum, LowRankSum, QuantizedSum, SparseSum, dense
@@ -163,12 +163,6 @@ class TorchOps(HostOps):
     def nonzero(self, condition: Tensor) -> Tensor:
         return torch.nonzero(condition).flatten()
 
-    def size(self, x: Tensor) -> Tensor:
-        return torch.tensor(x.numel(), device=self.device)
-
-    def length(self, x: Tensor) -> int:
-        return int(x[0])
-
     def histogram(self, x: Tensor, n: int) -> Tensor:
         return torch.bincount(x, minlength=n).to(torch.int32)
 
@@ -220,9 +214,6 @@ class TorchOps(HostOps):
             raise ExchangeError(message)
         return x
 
-    def seed(self, *parts: Any) -> int:
-        return mix_seed(*parts)
-
     def _hash(self, seed: int, n: int) -> Tensor:
         """Return 32-bit hashes as int32, whose products wrap like unsigned ones; right shifts need a mask."""
         x = torch.arange(n, dtype=torch.int32, device=self.device).bitwise_xor_(_signed(seed))
@@ -235,9 +226,6 @@ class TorchOps(HostOps):
 
     def below(self, seed: int, bounds: Tensor) -> Tensor:
         return (self._hash(seed, bounds.numel()).to(torch.int64) & 0xFFFFFFFF) * bounds >> 32
-
-    def stage(self, step: Any, boundaries: Sequence[int]) -> int:
-        return sum(int(step) >= boundary for boundary in boundaries)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.add(x, y, out=x) if x.dtype == y.dtype else x + y
@@ -254,9 +242,6 @@ class TorchOps(HostOps):
             piece.view(p.shape[0], q.shape[0]).addmm_(p, q.T, alpha=-1)
         return x
 
-    def choose(self, condition: Any, yes: Callable[[], Tensor], no: Callable[[], Tensor]) -> Tensor:
-        return yes() if condition else no()
-
     def on_host(self, function: Callable[..., Any], dtype: str, shape: Shape, *arrays: Tensor) -> Tensor:
         result = np.asarray(function(*(array.cpu().numpy() for array in arrays)), dtype)
         return torch.from_numpy(result.reshape(shape)).to(self.device)
@@ -268,7 +253,7 @@ class TorchCpuOps(CpuKernelOps, TorchOps):
     Large tensors use numpy's memory, which has huge pages: the first write to PyTorch's own is several times slower.
     """
 
-    def call(self, function: Callable[..., Sequence[Any]], outs: Sequence[Out], *arrays: Any) -> list[Tensor]:
+    def call(self, function: Callable[..., Sequence[Any]], *arrays: Any) -> list[Tensor]:
         given = [a.contiguous().numpy() if isinstance(a, Tensor) else a for a in arrays]
         return [torch.from_numpy(np.asarray(found)) for found in function(*given)]
 

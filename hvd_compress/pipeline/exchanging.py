@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllGather, AllReduce, Collective, Exchange, State, World, run, take_branches
+from hvd_compress.core.collectives import AllGather, AllReduce, Collective, Exchange, State, World, run
 from hvd_compress.core.method import Method, compensate
 from hvd_compress.errors import ExchangeError
 from hvd_compress.ops import Ops, wrong_length
@@ -96,5 +96,5 @@ def _run(
         assert isinstance(message, AllReduce | AllGather), f"{method!r} is no operator of a boundary"
         return answer(message)
 
-    exchange = run(take_branches(method.exchange(ops, bucket, x, state, _ALONE)), checked)
+    exchange = run(method.exchange(ops, bucket, x, state, _ALONE), checked)
     return exchange._replace(total=dense(ops, exchange.total))

@@ -169,7 +169,7 @@ def checked(call: Call | None) -> Call:
         )
     if in_session():
         raise UnsupportedError(
-            "this compression keeps a state in variables, which a graph for a session of TensorFlow 1 cannot use: train"
+            "this compression keeps a state, which a graph for a session of TensorFlow 1 cannot use: train"
             " in eager mode or in a tf.function, or use Compression.none or Compression.fp16"
         )
     if call.op == hvd.Adasum:

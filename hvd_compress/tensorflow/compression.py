@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 import horovod.tensorflow as hvd
+import numpy as np
 import tensorflow as tf
 from horovod.tensorflow.compression import Compressor
 
@@ -23,18 +24,17 @@ from hvd_compress.core.collectives import AllReduce, Drive, World
 from hvd_compress.core.router import Router
 from hvd_compress.engine import direct_calls
 from hvd_compress.engine.api import Catalogue, CompressorBase
-from hvd_compress.engine.stats import Stats
+from hvd_compress.engine.stats import Meter, Stats
 from hvd_compress.errors import ExchangeError, SpecError
 from hvd_compress.methods.wrappers.measure import vnmse
-from hvd_compress.ops.tensorflow import TensorFlowOps
-from hvd_compress.tensorflow import caller
+from hvd_compress.ops.numpy import NumpyOps
+from hvd_compress.tensorflow import caller, verdict
 from hvd_compress.tensorflow.caller import Call
-from hvd_compress.tensorflow.elastic import step_by_step
-from hvd_compress.tensorflow.handshake import Question
+from hvd_compress.tensorflow.host import call_on_host
 from hvd_compress.tensorflow.lineage import Lineage
 from hvd_compress.tensorflow.session import CallSession, Ready, Session, describe, name_of
-from hvd_compress.tensorflow.tally import Tally
-from hvd_compress.tensorflow.transport import GraphTransport, outside_of_graphs
+from hvd_compress.tensorflow.transport import EagerTransport
+from hvd_compress.tensorflow.verdict import Facts, Vote
 
 Tensor: TypeAlias = Any
 
@@ -55,7 +55,7 @@ class Ticket(NamedTuple):
     """
 
     total: Tensor
-    parts: int
+    parts: Tensor
     like: Tensor
 
 
@@ -67,7 +67,8 @@ class _Memo:
         names: Names of sessions, by ranks and variables.
         ordinals: The next one, by label.
         lineage: Which sessions go on with what others kept.
-        agreed: The lists of variables that a method without a state has seen.
+        agreed: The lists of variables of a method without a state, for which all ranks are known to compress alike.
+        begun: The gradients of the latest call of such a method, and the tensor that waits for the agreement.
         told: Names of sparse gradients that have been logged.
         scale: Reads the loss scale, if `TensorFlowCompressor.follow` said how.
         loaded: The states that were loaded.
@@ -80,6 +81,7 @@ class _Memo:
     ordinals: dict[str, Iterator[int]] = field(default_factory=dict)
     lineage: Lineage = field(default_factory=Lineage)
     agreed: set[tuple[Any, ...]] = field(default_factory=set)
+    begun: tuple[Any, Tensor] | None = None
     told: set[str] = field(default_factory=set)
     scale: Callable[[], Tensor] | None = None
     loaded: PendingStates = field(default_factory=PendingStates)
@@ -105,19 +107,17 @@ class TensorFlowCompressor(SaveLoadMixin, CompressorBase, Compressor, tf.Module)
 
     Attributes:
         sessions: One session per list of variables.
-        tally: Counter of steps and bytes.
     """
 
     sessions: dict[str, Session]
-    tally: Tally
 
     def __init__(self, method: Router, merge: Merge) -> None:
         tf.Module.__init__(self, name="hvd_compress")
         self.method = method
         self.merge = merge
         self.sessions = {}
-        self.tally = Tally()
         self._memo = _Memo()
+        self._meter = Meter()
 
     def __hash__(self) -> int:
         """Return the identity, but another value for each optimizer and each model: see `caller.reduced_for`."""
@@ -180,40 +180,92 @@ class TensorFlowCompressor(SaveLoadMixin, CompressorBase, Compressor, tf.Module)
         if isinstance(ctx, Ticket):
             scale = tf.cast(tensor[0] / ctx.parts, ctx.total.dtype)
             return tf.cast(ctx.total * scale, ctx.like.dtype)
-        if ctx is None:
-            return tensor
-        ctx.resume(tensor)
-        return ctx.ended.total
+        return tensor if ctx is None else tf.cast(tensor, ctx)
 
-    def _compress_alone(self, tensor: Tensor, call: Call | None) -> tuple[Tensor, Drive[Any]]:
-        """Let the one payload of a linear method travel as the gradient's own allreduce: no carrier, no copy."""
-        first = call is None or tensor is next(call.gradients[i] for i in _dense(call))
-        if call is not None and first:
-            self._agree(call)
+    def _compress_alone(self, tensor: Tensor, call: Call | None) -> tuple[Tensor, Any]:
+        """Let the one payload of a linear method travel as the gradient's own allreduce: no carrier, no copy.
+
+        Returns:
+            The payload, and the dtype of the gradient.
+        """
         tensor = tf.convert_to_tensor(tensor)
-        bucket = Bucket("", (), tensor.dtype.name)
-        exchanging = self.method.core.exchange(TensorFlowOps(), bucket, tensor, (), World(0, 1))
-        drive = Drive(exchanging)
-        message = drive.message
-        assert isinstance(message, AllReduce)
-        count = tf.size(tensor, out_type=tf.int64)
-        self.tally.add(int(first), count * tensor.dtype.size, [count * message.array.dtype.size, 0])
-        if call is not None and first:
-            self._count_slices(call)
-        return message.array, drive
+        if call is None:
+            self._count(1, [tensor], [])
+        elif (_shared(call) or call.direct) and not caller.in_session():
+            begun = self._begun(call)
+            if begun is not None:
+                with tf.control_dependencies([tf.identity(begun)]):  # of this branch
+                    tensor = tf.identity(tensor)
+        return tf.cast(tensor, self._payload(tensor.dtype)), tensor.dtype
 
-    def _agree(self, call: Call) -> None:
-        """See to it that no other rank has a method with a state, whose collectives would not fit."""
-        if call.direct or call.parameters is None or not _shared(call) or agreement.elastic():
-            return  # a rank that joins an elastic job would ask those who have traced their step long ago
+    def _begun(self, call: Call) -> Tensor | None:
+        """Count the gradients of a call, once; return a tensor that is there when all ranks are known to agree."""
+        if self._memo.begun is not None and self._memo.begun[0] is call.source:
+            return self._memo.begun[1]
+        with call.graph.as_default() if call.graph is not None else contextlib.nullcontext():
+            begun = self._agreement(call)
+            self._count(1, [tf.convert_to_tensor(call.gradients[i]) for i in _dense(call)], [], call)
+            self._count_slices(call)
+        self._memo.begun = (call.source, begun)
+        return begun
+
+    def _agreement(self, call: Call) -> Tensor | None:
+        """See to it that no other rank has a method with a state, whose collectives would not fit.
+
+        Returns:
+            A tensor that is there when all ranks are known to agree; None if nobody asks them.
+
+        Raises:
+            DisagreementError: In eager mode, if the ranks differ.
+        """
+        if call.direct or call.parameters is None or agreement.elastic():
+            return None  # a rank that joins an elastic job would ask those who have made their first step long ago
         pairs = [(call.gradients[i], call.parameters[i]) for i in _dense(call)]
-        key = _key(call, pairs)
-        if key not in self._memo.agreed:
-            facts = [Gradient(name_of(v), tuple(v.shape), g.dtype.name) for g, v in pairs]
-            transport = GraphTransport.of(call.process_set)
-            said = agreement.describe(self.method, self.merge, facts, transport.world)
-            Question(said, _first(pairs), transport).expect()
-            self._memo.agreed.add(key)
+        key, agreed = _key(call, pairs), self._memo.agreed
+        described = [Gradient(name_of(v), tuple(v.shape), g.dtype.name) for g, v in pairs]
+        transport = EagerTransport.of(call.process_set)
+        facts = Facts.of(agreement.describe(self.method, self.merge, described, transport.world))
+
+        def agree() -> list[Any]:
+            if key not in agreed:
+                verdict.decide(Vote(facts), transport)
+                agreed.add(key)
+            return [np.float32(0)]
+
+        (begun,) = call_on_host(agree, [], [tf.float32])
+        begun.set_shape([])
+        return begun
+
+    def _payload(self, dtype: Any) -> str:
+        """Return the dtype in which a linear method sends a gradient."""
+        like = np.zeros(1, dtype.as_numpy_dtype)
+        message = Drive(
+            self.method.core.exchange(NumpyOps(), Bucket("", (), dtype.name), like, (), World(0, 1))
+        ).message
+        assert isinstance(message, AllReduce)
+        return str(message.array.dtype.name)
+
+    def _count(self, steps: int, tensors: list[Tensor], slices: list[Tensor], call: Call | None = None) -> None:
+        """Count steps, gradients of a linear method, and what Horovod gathers of others, whenever the step is made."""
+        meter, process_set = self._meter, None if call is None or call.direct else call.process_set
+        widths = [(one.dtype.size, tf.as_dtype(self._payload(one.dtype)).size) for one in tensors]
+        widths += [(one.dtype.size, one.dtype.size) for one in slices]
+
+        def count(*numbers: Any) -> list[Any]:
+            if process_set is not None and process_set.size() == 1:
+                return []  # of an elastic job one rank is left, which sends nothing
+            meter.steps += steps
+            for number, (given, sent) in zip(numbers, widths, strict=True):
+                meter.gradient_bytes += int(number) * given
+                meter.bytes_sent += int(number) * sent
+            return []
+
+        every = [*tensors, *slices]
+        known = [one.shape.num_elements() for one in every]
+        if None in known:
+            call_on_host(lambda numbers: count(*numbers), [tf.stack([tf.size(one, tf.int64) for one in every])], [])
+        else:
+            call_on_host(lambda: count(*known), [], [])
 
     def _ready(self, call: Call) -> Ready:
         """The exchange of all gradients of a call, built once, when the first of them is compressed.
@@ -232,10 +284,8 @@ class TensorFlowCompressor(SaveLoadMixin, CompressorBase, Compressor, tf.Module)
             gradients = [_shaped(call.gradients[i], call.parameters[i]) for i in present]
             session = self._session(call, [(g, call.parameters[i]) for i, g in zip(present, gradients, strict=True)])
             session.reused = session.reused or call.watched is None
-            build = step_by_step if agreement.elastic() else Session.build
-            built = build(session, gradients, self._scale_of(call), call.factor)
-            with tf.control_dependencies([built.carrier]):
-                self._count_slices(call)
+            built = session.build(gradients, self._scale_of(call), call.factor)
+            self._count_slices(call)
         totals: list[Tensor | None] = [None] * len(call.gradients)
         for i, total in zip(present, built.totals, strict=True):
             totals[i] = total
@@ -253,8 +303,7 @@ class TensorFlowCompressor(SaveLoadMixin, CompressorBase, Compressor, tf.Module)
             agreement.refuse_sparse(
                 ", ".join(sorted(names)), "pass sparse_as_dense=True to Horovod's optimizer or tape"
             )
-        size = tf.add_n([tf.size(part, tf.int64) * part.dtype.size for part in parts])
-        self.tally.add(0, size, [size, 0])
+        self._count(0, [], parts, call)
         new = names - self._memo.told
         if new and not self.method.linear:
             self._memo.told |= new
@@ -277,13 +326,16 @@ class TensorFlowCompressor(SaveLoadMixin, CompressorBase, Compressor, tf.Module)
         label = agreement.label(facts)
         name = f"{label}_{next(self._memo.ordinals.setdefault(label, count()))}"
         kind = CallSession if call.direct else Session
-        session = kind(self.method, self.merge, facts, _first(pairs), GraphTransport.of(call.process_set), self.tally)
-        self.sessions[name] = session
-        fresh = session.create()
+        session = kind(self.method, self.merge, facts, EagerTransport.of(call.process_set), self._meter)
+        with tf.init_scope():
+            self.sessions[name] = session  # a checkpoint that waits for it is restored now
+        if session.refused is not None:
+            self.sessions = {other: one for other, one in self.sessions.items() if one is not session}
+            raise session.refused
         loaded, lineage = self._memo.loaded, self._memo.lineage
         follows = lineage.has_any(key[1:]) and name not in loaded.names()
         restored = not follows and loaded.give({name: session})
-        lineage.add(session, key[1:], fresh and not restored)
+        lineage.add(session, key[1:], fresh=not (session.from_checkpoint or restored))
         self._memo.names[key] = name
         _note_new(session, key, f"Horovod (for {_first(pairs)!r}, ...)")
         self._watch(key, [call.optimizer, *(call.watched or ()), *(parameter for _, parameter in pairs)])
@@ -317,7 +369,7 @@ class TensorFlowCompressor(SaveLoadMixin, CompressorBase, Compressor, tf.Module)
         return None if call.scaler is None else caller.scale_reader(call.scaler)()
 
     def _world(self) -> World:
-        return GraphTransport.of(hvd.global_process_set).world
+        return EagerTransport.of(hvd.global_process_set).world
 
     def _saved(self) -> Saved:
         sessions = {name: session.saved() for name, session in self.sessions.items()}
@@ -331,8 +383,9 @@ class TensorFlowCompressor(SaveLoadMixin, CompressorBase, Compressor, tf.Module)
 
     def stats(self) -> Stats:
         """Return the bytes of this rank so far, over all models that use this compressor."""
-        states = [state for session in self.sessions.values() for state in session.states()]
-        return self.tally.read()._replace(vnmse=vnmse(states))
+        states = [state for session in self.sessions.values() for state in session.states]
+        stats = self._meter.read(waits=False)
+        return stats._replace(encode_seconds=None, decode_seconds=None, vnmse=vnmse(states))
 
 
 def _shared(call: Call) -> bool:
@@ -407,7 +460,7 @@ def _note_new(session: Session, key: Hashable, what: str) -> None:
     Horovod traces the reduction of a tape once for each compressor, so a further step is seen in the state alone.
     """
     former = _FORMER[key]() if key in _FORMER else None
-    if former is not None and outside_of_graphs(lambda: former.steps.numpy() > 1):
+    if former is not None and former.steps > 1:
         direct_calls.go_on(key)
     if len(_FORMER) >= direct_calls.MOST:
         _FORMER.clear()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hvd_compress.checkpoint.resharding import BucketSnapshot, inherit
-from hvd_compress.core.state_tree import Kind, Per, Role
+from hvd_compress.core.state_tree import Kind, Per, Role, flatten
 from hvd_compress.tensorflow.session import Session
 
 
@@ -58,7 +58,8 @@ def _hand_over(heir: Session, numbers: list[int], related: list[tuple[Session, l
     every = [former for buckets in formers for former in buckets]
     heir.write({kept.bucket.key: inherit(kept, every) for kept in heirs})
     for (session, _), buckets in zip(related, formers, strict=True):
-        fresh, kinds = session.fresh(), session.kinds()
+        fresh = dict(zip((b.bucket.key for b in buckets), map(flatten, session.initial()), strict=True))
+        kinds = session.kinds()
         session.write({b.bucket.key: _rest(b, heirs, fresh[b.bucket.key], kinds[b.bucket.key]) for b in buckets})
 
 

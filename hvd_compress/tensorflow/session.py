@@ -1,86 +1,60 @@
-"""Per-optimizer buckets and state, and the graph of a step."""
+"""The exchange of the gradients of a list of variables: their buckets and states, and the call that makes a step."""
 
 from __future__ import annotations
 
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from hvd_compress.checkpoint import agreement
+from hvd_compress.checkpoint import agreement, state_files
 from hvd_compress.checkpoint.elastic import Membership
 from hvd_compress.checkpoint.resharding import BucketSnapshot
-from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint, refuse_other_parameters, same_parameters
+from hvd_compress.checkpoint.state_dict import (
+    Saved,
+    SavedSession,
+    refuse_other_parameters,
+    restored,
+    same_parameters,
+)
 from hvd_compress.core.bucketing import PRECISION, Gradient, Merge, Planned, advise, gradient, plan
 from hvd_compress.core.collectives import State, World
-from hvd_compress.core.method import compensate
 from hvd_compress.core.router import Router
-from hvd_compress.core.state_tree import Kind, flatten, kinds, unflatten
+from hvd_compress.engine import session
+from hvd_compress.engine.stats import Meter
 from hvd_compress.errors import DisagreementError, GradientError, StateError
-from hvd_compress.ops.numpy import NumpyOps
-from hvd_compress.ops.tensorflow import tensorflow_ops
-from hvd_compress.tensorflow import pulse
-from hvd_compress.tensorflow.handshake import Question
-from hvd_compress.tensorflow.tally import Tally
-from hvd_compress.tensorflow.transport import GraphTransport, drive, outside_of_graphs
-from hvd_compress.transport.lowering import lower
+from hvd_compress.ops.buffer_pool import BufferPool
+from hvd_compress.ops.kernels import cpu
+from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
+from hvd_compress.tensorflow import verdict
+from hvd_compress.tensorflow.host import Arr, call_on_host
+from hvd_compress.tensorflow.transport import EagerTransport
+from hvd_compress.tensorflow.verdict import Facts, Vote
 
 Tensor: TypeAlias = Any
-Leaves: TypeAlias = "dict[str, np.ndarray[Any, Any] | int]"
-Change: TypeAlias = "tuple[tf.Variable, Tensor]"
-
-
-_ENDS = "_hvd_compress_ends"
-"""Name of the collection of a graph that holds the ends of its exchanges."""
-
-_RELEASED = -1
-"""Number of steps of a session whose state has been released."""
 
 _GONE = (
     "the variables that this step trains have been deleted, and with them what was kept for them: keep the model for as"
     " long as its step is called"
 )
 
-_NOWHERE = [-1, -1, -1]
-"""The origin of a state that no checkpoint has filled in."""
-
 
 class Ready(NamedTuple):
-    """The exchange as built in one graph.
+    """The exchange of one step.
 
     Attributes:
         totals: The sums over the ranks, one for each gradient; None for those without elements.
         carrier: Number that Horovod allreduces instead of each gradient: 1, or nan if a gradient is not finite.
-        parts: Divisor that makes the totals means.
+        parts: Number of ranks: divisor that makes the totals means.
     """
 
     totals: list[Tensor | None]
     carrier: Tensor
-    parts: int
-
-
-@dataclass(frozen=True)
-class _Fixed:
-    """Arguments of a session; a plain object, as checkpoints track the lists and modules of a module.
-
-    Attributes:
-        gradients: The parameters.
-        plan: The buckets.
-        question: Whether all ranks compress these gradients alike; None in elastic jobs.
-        membership: The ranks of an elastic job.
-        tally: Counts steps and bytes.
-    """
-
-    gradients: list[Gradient]
-    plan: list[Planned]
-    question: Question | None
-    membership: Membership
-    tally: Tally
+    parts: Tensor
 
 
 def _digest(method: Router, world: World) -> int:
@@ -89,310 +63,226 @@ def _digest(method: Router, world: World) -> int:
     return zlib.crc32(f"{method}{nodes}".encode())
 
 
-class Session(tf.Module):  # type: ignore[misc]  # TensorFlow is not typed
-    """The exchange of the gradients of a list of variables.
+class Session(session.Session, tf.train.experimental.PythonState):  # type: ignore[misc]  # TensorFlow is not typed
+    """The exchange of the gradients of a list of variables. Checkpoints of TensorFlow save and restore its state.
 
     Args:
         method: The method, as a router.
         merge: Assignment of gradients to buckets.
         gradients: Name, shape and dtype of each.
-        first: The smallest name of their variables, as these are numbered in this process.
         transport: The ranks that take part.
-        tally: Counts steps and bytes.
+        meter: Counts steps and bytes.
 
     Attributes:
         transport: The ranks that take part.
-        slots: The state: bucket, then leaf, then variable. Tracked by checkpoints.
-        steps: Number of steps so far, a variable.
-        job: Number of what the ranks do together, drawn by one of them in the first step: a variable.
         reused: Whether Horovod may run its graph for other variables, so that its state stays.
-
-    Raises:
-        DisagreementError: If the ranks differ in method, options or model.
+        from_checkpoint: Whether its state is that of a checkpoint.
+        refused: The error of `deserialize`, as TensorFlow drops it where a checkpoint has waited for the session.
     """
 
     def __init__(
-        self,
-        method: Router,
-        merge: Merge,
-        gradients: list[Gradient],
-        first: str,
-        transport: GraphTransport,
-        tally: Tally,
+        self, method: Router, merge: Merge, gradients: Sequence[Gradient], transport: EagerTransport, meter: Meter
     ) -> None:
-        super().__init__(name="hvd_compress_session")
-        self._count = len(gradients)
-        self._facts = agreement.describe(method, merge, gradients, transport.world)
         advise(gradients, method, transport.world)
-        question = None if agreement.elastic() else Question(self._facts, first, transport)
-        if question is not None:
-            question.expect()
-            if method.hierarchical:
-                question.meanwhile(transport.connect)
-        membership = Membership(zlib.crc32(agreement.label(gradients).encode()))
-        self._fixed = _Fixed(gradients, plan(gradients, method, merge), question, membership, tally)
+        planned = plan(gradients, method, merge)
+        # New memory costs more than writing to it. A bucket has a residual, the next one, and a sum.
+        self._pool = BufferPool(3 * len(planned))
+        session.Session.__init__(self, gradients, planned, NumpyCompiledOps(self._pool), transport.world)
+        self._facts = Facts.of(agreement.describe(method, merge, gradients, transport.world))
+        self._membership = Membership(zlib.crc32(self.label.encode())) if agreement.elastic() else None
+        self._unconnected = method.hierarchical
+        self._method, self._meter = method, meter
+        self._rank = hvd.rank()
+        self._released = False
         self.transport = transport
-        # The same on ranks whose models differ in part, so that they meet and are told.
-        self._key = min(("/".join(g.name.split("/")[-2:]) for g in gradients), default="")
-        self._prefix = f"hvd_compress.{agreement.label(gradients)}"
-        self._drawn = pulse.draw()
-        self._origin = [transport.world.rank, transport.world.size, _digest(method, transport.world)]
-        self._number = hvd.rank()
-        self.reused = False
-        self.slots: dict[str, dict[str, tf.Variable]] = {}
+        self.reused = self.from_checkpoint = False
+        self.refused: StateError | None = None
 
     @property
-    def world(self) -> World:
-        """The ranks that take part."""
-        return self.transport.world
+    def released(self) -> bool:
+        """Whether the memory of its state has been freed."""
+        return self._released
 
-    @property
-    def gradients(self) -> Sequence[Gradient]:
-        """The parameters; none for direct calls."""
-        return self._fixed.gradients
+    def serialize(self) -> bytes:
+        """Return the state, for a checkpoint of TensorFlow."""
+        leaves = {f"{one.bucket.key}/{path}": leaf for one in self.kept() for path, leaf in one.leaves.items()}
+        return state_files.dump(leaves, {"origin": self._origin, "steps": self.steps, "job": self.job})
 
-    def create(self) -> bool:
-        """Make the variables. Whoever tracks the session must do so before, so that a checkpoint can restore them.
-
-        Returns:
-            Whether the state is a new one, not that of a checkpoint.
+    def deserialize(self, string_value: bytes) -> None:
+        """Take over the state of a checkpoint of TensorFlow.
 
         Raises:
-            StateError: If a checkpoint restores them that was saved by another rank, world size or method.
+            StateError: If it was saved by another rank, world size or method, or does not fit. Nothing is changed.
         """
-        return outside_of_graphs(self._create)
+        try:
+            self._take_over(*state_files.parse(string_value))
+        except StateError as error:
+            self.refused = error
+            raise
+        self.from_checkpoint = True
 
-    def _create(self) -> bool:
-        self.origin = tf.Variable(_NOWHERE, dtype=tf.int64, trainable=False, name="origin")
-        found = self.origin.numpy().tolist()
-        if found != _NOWHERE:
-            self._check_origin(*found)
-        self.origin.assign(self._origin)
-        self.steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps")
-        self.job = tf.Variable(0, dtype=tf.int64, trainable=False, name="job")
-        for planned in self._fixed.plan:
-            self.slots[planned.bucket.key] = {
-                path: _variable(leaf, path) for path, leaf in flatten(self._initial(planned)).items()
-            }
-        return bool(found == _NOWHERE)
-
-    def _check_origin(self, rank: int, size: int, method: int) -> None:
-        if [rank, size, method] != self._origin:
-            here = self.transport.world
+    def _take_over(self, leaves: Mapping[str, Any], header: Mapping[str, Any]) -> None:
+        rank, size, method = header["origin"]
+        if header["origin"] != self._origin:
             by = "" if method == self._origin[2] else " by another method"
             raise StateError(
-                f"the checkpoint was saved on rank {rank} of {size}{by} and cannot be restored on rank {here.rank} of"
-                f" {here.size}: each rank and method has residuals of its own; restore with the same number of ranks,"
-                " each from its own checkpoint"
+                f"the checkpoint was saved on rank {rank} of {size}{by} and cannot be restored on rank"
+                f" {self.world.rank} of {self.world.size}: each rank and method has residuals of its own; restore with"
+                " the same number of ranks, each from its own checkpoint"
             )
+        buckets: dict[str, dict[str, Any]] = {planned.bucket.key: {} for planned in self.plan}
+        for path, leaf in leaves.items():
+            key, _, name = path.partition("/")
+            buckets.setdefault(key, {})[name] = leaf
+        saved = SavedSession(rank, size, header["steps"], buckets, job=header["job"], local_size=self.world.local_size)
+        self.restore(restored([Saved("", rank, size, {"": saved})], "", self.by_bucket(), self.world))
 
-    def _initial(self, planned: Planned) -> State:
-        return planned.method.init(NumpyOps(), planned.bucket, self.transport.world)
-
-    def states(self) -> list[State]:
-        """The states of all buckets, as they are now; their leaves are variables."""
-        return [unflatten(self._initial(planned), self.slots[planned.bucket.key]) for planned in self._fixed.plan]
-
-    def fresh(self) -> dict[str, Leaves]:
-        """A new state, in the form of `read`."""
-        return {planned.bucket.key: flatten(self._initial(planned)) for planned in self._fixed.plan}
-
-    def kinds(self) -> dict[str, dict[str, Kind]]:
-        """Return the kinds of the state's leaves, in the form of `read`."""
-        return {planned.bucket.key: kinds(self._initial(planned)) for planned in self._fixed.plan}
-
-    def kept(self, names: Sequence[Any]) -> list[BucketSnapshot]:
-        """Return the state, for `hvd_compress.checkpoint.resharding`.
-
-        Args:
-            names: Identities of the gradients, in the order of the session.
-        """
-        leaves = self.read()
-        return [
-            BucketSnapshot([names[i] for i in p.members], p.bucket, p.method, leaves[p.bucket.key])
-            for p in self._fixed.plan
-        ]
-
-    def read(self) -> dict[str, Leaves]:
-        """The state, as it is now: bucket, then leaf; counters as ints."""
-
-        def read() -> dict[str, Leaves]:
-            return {
-                key: {path: _read(self.slots[key][path], leaf) for path, leaf in leaves.items()}
-                for key, leaves in self.fresh().items()
-            }
-
-        return outside_of_graphs(read)
-
-    def write(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take over a state, of the form that `read` gives."""
-
-        def write() -> None:
-            for key, slot in self.slots.items():
-                for path, variable in slot.items():
-                    variable.assign(state[key][path])
-
-        outside_of_graphs(write)
+    @property
+    def _origin(self) -> list[int]:
+        return [self.world.rank, self.world.size, _digest(self._method, self.world)]
 
     def saved(self) -> SavedSession:
-        """The state, in the form that is written to files."""
-        buckets = self.read()
-        steps, job = outside_of_graphs(lambda: (int(self.steps.numpy()), int(self.job.numpy())))
-        shared = fingerprint(buckets, self.kinds())
-        world = self.world
-        return SavedSession(
-            world.rank,
-            world.size,
-            steps,
-            buckets,
-            job=job,
-            shared=shared,
-            local_size=world.local_size,
-            gradients=self.gradients,
-            process_set=self.transport.members,
-        )
-
-    def restore(self, saved: SavedSession) -> None:
-        """Take over a state that has been checked."""
-        outside_of_graphs(lambda: (self.steps.assign(saved.steps), self.job.assign(saved.job)))
-        self.write(saved.buckets)
+        """Return the state, in the form that is written to files."""
+        return super().saved()._replace(process_set=self.transport.members)
 
     def by_bucket(self, saved: SavedSession | None = None) -> dict[str, BucketSnapshot]:
-        """Return the state by the keys of the buckets, of which there is only one partition.
+        """Return the states by the keys of the buckets.
 
         Raises:
             StateError: If the saved state is of other parameters.
         """
         if saved is not None and not same_parameters(saved, self.gradients):
             refuse_other_parameters(saved.gradients, self.gradients)
-        return {kept.bucket.key: kept for kept in self.kept(range(self._count))}
+        return super().by_bucket()
 
-    def meet(self) -> None:
-        """In an elastic job, find out at the beginning of a step whether the ranks are still the same.
-
-        Raises:
-            DisagreementError: If a newcomer is not set up as the others are.
-        """
-        transport = GraphTransport.of(self.transport.process_set)
-        meeting = self._fixed.membership.meet(
-            transport.world,
-            int(self.steps.numpy()),
-            lambda data, name: transport.gather_bytes(data, f"{name}.{self._key}"),
-            self._facts,
-            self.by_bucket,
-        )
-        self.transport, self._number = transport, hvd.rank()
-        if meeting is not None:
-            self.job.assign(meeting.job)
-            if meeting.leaves:
-                self.restore(
-                    SavedSession(self.world.rank, self.world.size, meeting.steps, meeting.leaves, job=meeting.job)
-                )
-
-    def build(self, gradients: list[Tensor], scale: Tensor | None = None, factor: float = 1.0) -> Ready:
-        """Build the exchange of one step into the current graph.
+    def build(self, gradients: Sequence[Tensor], scale: Tensor | None = None, factor: float = 1.0) -> Ready:
+        """Exchange the gradients of one step: at once in eager mode, else whenever the current graph is run.
 
         Args:
             gradients: One tensor for each gradient of the session.
             scale: Loss scale of the gradients; the state is in unscaled units. None for no scale.
             factor: Factor by which Horovod will multiply the sums.
         """
-        ops = tensorflow_ops()
-        gates = [] if self._fixed.question is None else self._fixed.question.gate()
-        with tf.control_dependencies([*gates, *self._earlier(), *self._checks()]):
-            gradients = [tf.identity(gradient) for gradient in gradients]
-        true = [_true(gradient, scale) for gradient in gradients]
-        # A gradient that is not finite must not reach the method: it would spoil scales and its neighbours.
-        merged = [ops.merge([true[i] for i in planned.members]) for planned in self._fixed.plan]
-        bad = tf.add_n([tf.constant(0), *(count for _, count in merged)])
-        steps, job = self.steps.read_value(), self.job.read_value()
-        all_finite, job = pulse.feel(
-            bad, steps, job, self._drawn, f"{self._prefix}.finite", self.transport, self._number
-        )
-        carrier = tf.where(all_finite, tf.constant([1.0], tf.float64), np.nan)
+        full = [i for i, one in enumerate(gradients) if 0 not in one.shape]
+        narrow = [gradients[i].dtype.as_numpy_dtype for i in full]
+        given = [tf.cast(gradients[i], PRECISION[gradients[i].dtype.name]) for i in full]
+        scales = [] if scale is None else [tf.cast(scale, tf.float64)]
 
+        def step(*arrays: Arr) -> list[Arr]:
+            every: list[Any] = [None] * len(gradients)
+            for i, array in zip(full, arrays, strict=False):
+                every[i] = array
+            scale = float(arrays[-1]) if scales else None
+            return self._step(every, scale, factor, dict(zip(full, narrow, strict=True)))
+
+        dtypes = [*(one.dtype for one in given), tf.float64, tf.float64]
+        *sums, carrier, parts = call_on_host(step, [*given, *scales], dtypes)
         totals: list[Tensor | None] = [None] * len(gradients)
-        changes: list[Change] = []
-        sent = tf.constant([pulse.BYTES + carrier.dtype.size * len(gradients), 0], tf.int64)
-        for planned, (x, _) in zip(self._fixed.plan, merged, strict=True):
-            pieces, more_changes, more_sent = self._exchange(planned, x, all_finite)
-            for i, piece in zip(planned.members, pieces, strict=True):
-                totals[i] = piece if scale is None else piece * tf.cast(scale, piece.dtype)
-            changes += more_changes
-            sent += more_sent
+        for i, total in zip(full, sums, strict=True):
+            total.set_shape(gradients[i].shape)
+            totals[i] = total
+        carrier.set_shape([1])
+        parts.set_shape([])
+        return Ready(totals, carrier, parts)
 
-        # What is refused in one bucket must not leave the others half-way: nothing counts before all totals are there.
-        with tf.control_dependencies([total for total in totals if total is not None]):
-            totals = [None if total is None else tf.identity(total) for total in totals]
-            # All ranks reduce the carrier: no rank may finish and exit earlier, as that shuts down Horovod everywhere.
-            if self._nodes_end_apart:
-                carrier = tf.identity(carrier)
-        good = tf.logical_and(all_finite, _fit(totals, gradients, scale, factor))
-        with tf.control_dependencies([total for total in totals if total is not None]):
-            tf.cond(good, lambda: tf.group(*[v.assign(value) for v, value in changes]), tf.no_op)
-        size = sum(part.dtype.size * part.shape.num_elements() for part in totals if part is not None)
-        with tf.control_dependencies([all_finite]):
-            self._fixed.tally.add(1, size, sent)
-            self.job.assign(job)
-            self.steps.assign_add(1)
-        self._note_end(totals)
-        return Ready(totals, carrier, self.transport.world.size)
+    def _step(self, arrays: list[Any], scale: float | None, factor: float, narrow: dict[int, Any]) -> list[Arr]:
+        """Make a step.
+
+        Args:
+            arrays: The gradients; None for those without elements.
+            scale: The loss scale, if there is one.
+            factor: Factor by which Horovod will multiply the sums.
+            narrow: Dtypes of the gradients in the model, by their positions.
+
+        Returns:
+            The sums of those that have elements, the carrier, and the number of ranks.
+        """
+        self._find_ranks()
+        present, size = [array for array in arrays if array is not None], self.world.size
+        if self._membership is not None:
+            factor = 1 / size  # it was read off while the graph was traced, by another number of ranks
+            if size == 1:  # Horovod takes the gradients as they are, so nothing must be kept of them
+                return [*present, np.ones(1), np.array(1.0)]
+        merged = [
+            self._compensated(planned, arrays, scale or 1.0, s)
+            for planned, s in zip(self.plan, self.states, strict=True)
+        ]
+        nonfinite = sum(bad for _, bad in merged)
+        finite, self.job = verdict.decide(
+            Vote(self._facts, nonfinite, self.steps, self.job, self._rank), self.transport
+        )
+        if self._unconnected:
+            self.transport.connect()
+            self._unconnected = False
+        self._meter.steps += 1
+        self._meter.gradient_bytes += sum(array.nbytes for array in present)
+        self._meter.bytes_sent += verdict.BYTES + 8 * len(arrays)
+        self.steps += 1
+        if not finite:
+            return [*present, np.full(1, np.nan), np.array(float(size))]
+        vectors = (merged.pop(0)[0] for _ in self.plan)
+        totals, states = self.exchange(vectors, self.transport, self._meter, compensated=True)
+        if scale is not None:
+            totals = [total * total.dtype.type(scale) for total in totals]
+        if all(self._fits(planned, total, factor, narrow) for planned, total in zip(self.plan, totals, strict=True)):
+            self.states = states
+        pieces = [piece for piece in self.pieces(totals) if piece is not None]
+        return [*pieces, np.ones(1), np.array(float(size))]
+
+    def _find_ranks(self) -> None:
+        """Check that the state is there, and of the ranks that there are; in an elastic job, reshard it if not.
+
+        Raises:
+            StateError: If the state has been released.
+            DisagreementError: If Horovod has been started with other ranks, or a new rank is not set up as the others.
+        """
+        if self._released:
+            raise StateError(_GONE)
+        if self._membership is not None:
+            self._meet(self._membership)
+        elif not self.transport.has_same_size():
+            raise DisagreementError(verdict.RESTARTED)
+
+    def _meet(self, membership: Membership) -> None:
+        """In an elastic job, find out at the beginning of a step whether the ranks are still the same."""
+        self.transport = self.transport.renewed()
+        self.world, self._rank = self.transport.world, hvd.rank()
+        meeting = membership.meet(self.world, self.steps, self.transport.gather_bytes, self._facts.line, self.by_bucket)
+        if meeting is not None:
+            self.job = meeting.job
+            if meeting.leaves:
+                self.restore(
+                    SavedSession(self.world.rank, self.world.size, meeting.steps, meeting.leaves, job=meeting.job)
+                )
+
+    def _compensated(self, planned: Planned, arrays: list[Any], scale: float, state: State) -> tuple[Arr, int]:
+        """Add up residual and unscaled gradients of a bucket.
+
+        Returns:
+            The sum, without the gradients that are not finite, and the number of these.
+        """
+        residual = planned.method.residual(state)
+        numel, dtype = planned.bucket.numel, planned.bucket.dtype
+        x, start, bad = self._pool.take(numel) if dtype == "float32" else np.empty(numel, dtype), 0, 0
+        for i in planned.members:
+            grad = arrays[i].reshape(-1)
+            here = slice(start, start + grad.size)
+            kept = None if residual is None else residual[here]
+            bad += not _absorb(x[here], kept, grad, scale)
+            start += grad.size
+        return x, bad
+
+    def _fits(self, planned: Planned, total: Arr, factor: float, narrow: dict[int, Any]) -> bool:
+        """Return whether a sum, which is the same on all ranks, is finite, and its result in the gradients' dtypes."""
+        peak = self.ops.absmax(total)
+        with np.errstate(over="ignore"):
+            results = [dtype(peak * total.dtype.type(factor)) for dtype in {narrow[i] for i in planned.members}]
+        return bool(np.isfinite(peak) and all(np.isfinite(result) for result in results))
 
     def release(self) -> None:
-        """Free the memory of the state: graphs that nobody calls any more keep its variables.
-
-        Called while garbage is collected, in whatever graph is being traced.
-        """
-        with tf.init_scope():
-            self.steps.assign(_RELEASED)
-            for variable in (variable for slot in self.slots.values() for variable in slot.values()):
-                nothing = tf.zeros([0], variable.dtype)
-                tf.raw_ops.AssignVariableOp(resource=variable.handle, value=nothing, validate_shape=False)
-
-    def _checks(self) -> list[tf.Operation]:
-        """Check in each step, before any collective, that the state and the number of ranks are those of the graph."""
-        size, own = hvd.size_op(self.transport.process_set.process_set_id), self.world.size
-        there = tf.not_equal(self.steps.read_value(), _RELEASED)
-        if tf.executing_eagerly():
-            if int(size) != own:
-                raise DisagreementError(pulse.RESTARTED)
-            return []
-        return [
-            tf.debugging.Assert(there, [f"StateError: {_GONE}"]),
-            tf.debugging.Assert(tf.equal(size, own), [f"DisagreementError: {pulse.RESTARTED}"]),
-        ]
-
-    @property
-    def _nodes_end_apart(self) -> bool:
-        """Whether a node can finish its exchanges before other nodes do."""
-        several = 1 < self.world.local_size < self.world.size
-        return several and any(planned.method.hierarchical for planned in self._fixed.plan)
-
-    def _earlier(self) -> list[tf.Operation]:
-        """The ends of other exchanges in this graph by the same names: two models may have variables of equal names."""
-        ends = {} if tf.executing_eagerly() else getattr(tf.compat.v1.get_default_graph(), _ENDS, {})
-        return [ends[self._prefix]] if self._prefix in ends else []
-
-    def _note_end(self, totals: list[Tensor | None]) -> None:
-        if not tf.executing_eagerly():
-            graph = tf.compat.v1.get_default_graph()
-            setattr(
-                graph,
-                _ENDS,
-                {**getattr(graph, _ENDS, {}), self._prefix: tf.group(*(t for t in totals if t is not None))},
-            )
-
-    def _exchange(self, planned: Planned, x: Tensor, after: Tensor) -> tuple[list[Tensor], list[Change], Tensor]:
-        """Build the exchange of one bucket; gives the totals, the changes of state, and the payload bytes."""
-        bucket, ops, variables = planned.bucket, tensorflow_ops(), self.slots[planned.bucket.key]
-        state = unflatten(self._initial(planned), {path: variable.read_value() for path, variable in variables.items()})
-        x = compensate(ops, planned.method, x, state)
-        exchanging = planned.method.exchange(ops, bucket, x, state, self.world)
-        exchanging = lower(exchanging, ops, self.world, self.transport.missing)
-        exchange, sent = drive(exchanging, f"{self._prefix}.{bucket.key}", self.transport, after)
-        pieces = zip(ops.split(exchange.total, bucket.sizes), bucket.shapes, strict=True)
-        changes = [(variables[path], leaf) for path, leaf in flatten(exchange.state).items()]
-        return [tf.reshape(piece, shape) for piece, shape in pieces], changes, sent
+        """Free the memory of the state: graphs that nobody calls any more keep the session."""
+        self._released, self.states = True, []
+        self._pool.clear()
 
 
 class CallSession(Session):
@@ -401,28 +291,20 @@ class CallSession(Session):
     gradients = ()
 
 
-def precision(gradient: Tensor) -> str:
-    """Return the dtype in which a gradient is compressed."""
-    return PRECISION[gradient.dtype.name]
-
-
-def _true(gradient: Tensor, scale: Tensor | None) -> Tensor:
-    """A gradient in the precision that it is computed in, without the loss scale."""
-    gradient = tf.cast(gradient, precision(gradient))
-    return gradient if scale is None else gradient / tf.cast(scale, gradient.dtype)
-
-
-def _fit(totals: list[Tensor | None], gradients: list[Tensor], scale: Tensor | None, factor: float) -> Tensor:
-    """Return whether the results, which are the same on all ranks, are finite in their dtypes."""
-    results = [
-        total
-        if scale is None and total.dtype == gradient.dtype
-        # Only a scale or a narrower dtype can make something else of a finite sum.
-        else tf.cast(total * tf.cast(factor, total.dtype), gradient.dtype)
-        for total, gradient in zip(totals, gradients, strict=True)
-        if total is not None
-    ]
-    return tf.reduce_all([True, *[tf.reduce_all(tf.math.is_finite(result)) for result in results]])
+def _absorb(out: Arr, residual: Arr | None, grad: Arr, scale: float) -> bool:
+    """Write ``residual + grad / scale``, without a gradient that is not finite; return whether it is finite."""
+    if grad.dtype == np.float32 and residual is not None:
+        return cpu.absorb_at(out.ctypes.data, residual.ctypes.data, grad.ctypes.data, grad.size, scale)
+    if grad.dtype == np.float32 and scale == 1:
+        return cpu.put_finite_at(out.ctypes.data, grad.ctypes.data, grad.size)
+    with np.errstate(over="ignore"):
+        np.divide(grad, grad.dtype.type(scale), out=out)
+    finite = bool(np.isfinite(out).all())
+    if not finite:
+        out.fill(0)
+    if residual is not None:
+        out += residual
+    return finite
 
 
 def describe(tensor: Any, parameter: Any) -> Gradient:
@@ -446,14 +328,3 @@ def name_of(variable: Any) -> str:
     Keras numbers the names of layers by how many there were before in the process, so numbers are left out.
     """
     return re.sub(r"_\d+(?=[/:]|$)", "", variable.name)
-
-
-def _read(variable: tf.Variable, fresh: Any) -> Any:
-    return int(variable.numpy()) if isinstance(fresh, int) else variable.numpy()
-
-
-def _variable(leaf: Any, name: str) -> tf.Variable:
-    dtype = tf.int64 if isinstance(leaf, int) else leaf.dtype
-    # What a rank keeps as a server has another length when the number of ranks changes.
-    shape = tf.TensorShape([None] * np.ndim(leaf)) if agreement.elastic() else None
-    return tf.Variable(leaf, trainable=False, name=name, dtype=dtype, shape=shape)

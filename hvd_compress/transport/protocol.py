@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import Collective, Drive, Exchange, Exchanging, Scope, State, World, take_branches
+from hvd_compress.core.collectives import Collective, Drive, Exchange, Exchanging, Scope, State, World
 from hvd_compress.core.method import Method, compensate
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array
@@ -27,6 +27,24 @@ class Handle(Protocol):
         Raises:
             ExchangeError: If a reply of another rank has the wrong length.
         """
+
+
+class Done(NamedTuple):
+    """A collective that is over.
+
+    Attributes:
+        reply: Its result.
+    """
+
+    reply: Array
+
+    def done(self) -> bool:
+        """Return whether the reply has arrived: always."""
+        return True
+
+    def result(self) -> Array:
+        """Return the reply."""
+        return self.reply
 
 
 class Transport(Protocol):
@@ -134,7 +152,7 @@ class InFlight:
         start = method.exchange if compensated else partial(_compensated, method)
         exchanging = start(ops, bucket, x, state, transport.world)
         del x  # so that the method can free its memory
-        self._drive = Drive(take_branches(lower(exchanging, ops, transport.world, transport.missing)))
+        self._drive = Drive(lower(exchanging, ops, transport.world, transport.missing))
         self._transport = transport
         self._name = name
         self._count, self._admits = count, admits

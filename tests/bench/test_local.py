@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -59,14 +57,3 @@ def test_results_are_shown_and_written(tmp_path: Path) -> None:
     assert found["settings"]["size"] == 2048 and found["machine"]["cores"] > 0
     assert [one["spec"] for one in found["results"]] == ["topk:ratio=0.25"]
     assert drawn.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.long
-def test_ways_in_a_graph_are_compared(tmp_path: Path) -> None:
-    """In a process of its own: how many threads TensorFlow has is settled with its first operation."""
-    written = tmp_path / "results.json"
-    command = [sys.executable, str(ROOT / "tools" / "graph_speed.py"), "--size", "4096", "--turns", "1"]
-    printed = subprocess.run([*command, "--json", str(written)], check=True, capture_output=True, text=True)
-    found = json.loads(written.read_text())["results"]
-    assert len(found) == 3 and all(line[way] > 0 for line in found for way in ("kernel", "xla", "plain"))
-    assert all(f"| {line['name']} |" in printed.stdout for line in found)

@@ -95,12 +95,12 @@ def by_hand(steps: range | int = 6, ranks: tuple[int, ...] = (0, 1), optimizer: 
 
 
 def state_of(compression: Any) -> dict[str, Arr]:
-    """The state in a compressor's variables."""
+    """A compressor's state, as copies."""
     return {
-        f"{name}.{key}.{path}": variable.numpy().copy()
+        f"{name}.{key}.{path}": np.asarray(leaf)
         for name, session in compression.sessions.items()
-        for key, slot in session.slots.items()
-        for path, variable in slot.items()
+        for key, leaves in session.saved().buckets.items()
+        for path, leaf in leaves.items()
     }
 
 

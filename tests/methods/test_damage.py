@@ -119,14 +119,6 @@ def test_flipped_bits_are_refused_or_give_other_numbers(spec: str, framework: st
     check_flips(spec, framework, SMALL, data)
 
 
-@pytest.mark.tensorflow
-@pytest.mark.parametrize("spec", INDEXED)
-@settings(max_examples=10)
-@given(data=st.data())
-def test_flipped_bits_in_tensorflow(spec: str, data: st.DataObject) -> None:
-    check_flips(spec, "tensorflow", SMALL, data)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 @pytest.mark.parametrize("spec", ["topk:ratio=0.001", "threshold:threshold=3.5"])
@@ -196,28 +188,3 @@ def test_what_cannot_be_is_refused(case: str, framework: str) -> None:
         assert "compare the versions" in str(error.value)
     else:
         assert np.asarray(received(spec, framework, bucket, arrived)).sum() == 4
-
-
-@pytest.mark.tensorflow
-@pytest.mark.parametrize("case", CASES)
-def test_graphs_refuse_it_before_they_go_on(case: str) -> None:
-    """An error of the step with the same message; what comes after does not happen."""
-    import tensorflow as tf
-
-    spec, bucket, reply, message = CASES[case]
-    kept = tf.Variable(0.0)
-
-    shape = [None] if spec == THRESHOLD else reply.shape
-
-    @tf.function(input_signature=[tf.TensorSpec(shape, tf.uint8)])  # type: ignore[untyped-decorator]
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def step(reply: Any) -> None:
-        kept.assign(tf.reduce_sum(received(spec, "tensorflow", bucket, reply)))
-
-    if message:
-        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
-            step(tf.constant(reply))
-        assert float(kept) == 0
-    else:
-        step(tf.constant(reply))
-        assert float(kept) == 4

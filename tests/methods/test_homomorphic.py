@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,16 +12,8 @@ from worlds import COMPILED, FRAMEWORKS, Arr, bucket_of, normal, ops_of
 from hvd_compress import LocalWorld
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Branch,
-    Collective,
-    Exchange,
-    Exchanging,
     SaturatingSum,
     World,
-    run,
 )
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import homomorphic
@@ -31,7 +22,6 @@ from hvd_compress.ops import Ops, mix_seed
 from hvd_compress.ops import sketch as sketches
 from hvd_compress.ops.packing import unpack
 from hvd_compress.transport.lockstep import lockstep
-from hvd_compress.transport.lowering import LACKS, lower
 
 NUMPY = ops_of("numpy")
 
@@ -281,44 +271,6 @@ def test_frameworks_agree_bit_for_bit(framework: str, ranks: int) -> None:
         results = lockstep(ops, method, bucket, [x.copy() for x in xs], theirs)
         mine, theirs = [result.state for result in expected], [result.state for result in results]
         assert np.asarray(results[0].total).tobytes() == expected[0].total.tobytes()
-
-
-def alone(exchanging: Exchanging) -> Exchange:
-    """Build the graph of an exchange in a world of one rank."""
-    import tensorflow as tf
-
-    def branch(start: Callable[[], Exchanging]) -> Callable[[], Any]:
-        return lambda: tf.nest.map_structure(tf.convert_to_tensor, Exchange._make((*alone(start())[:2], (), ())))
-
-    def answer(message: Collective | Branch) -> Any:
-        if isinstance(message, Branch):
-            return tf.switch_case(message.index, [branch(start) for start in message.branches])
-        assert isinstance(message, AllGather | AllReduce | AllToAll)
-        return message.array[None] if isinstance(message, AllGather) else message.array
-
-    return run(exchanging, answer)
-
-
-@pytest.mark.tensorflow
-def test_in_a_tensorflow_graph() -> None:
-    """One graph serves sparse and dense gradients; both branches end with the same shapes and dtypes."""
-    import tensorflow as tf
-
-    bucket, method, ops = bucket_of((40, 50)), Homomorphic(), ops_of("tensorflow")
-
-    def build(x: Any, count: Any) -> Any:
-        state = method.init(ops, bucket, World(0, 1))._replace(step=count)
-        result = alone(lower(method.exchange(ops, bucket, x, state, World(0, 1)), ops, World(0, 1), LACKS))
-        assert result.total.shape == (2000,)
-        return result.total, result.state.step
-
-    step: Any = tf.function(build)
-    count = tf.constant(0, tf.int64)
-    for seed, keys in enumerate([100, 101, 3, 2000, 100]):
-        (x,) = sparse(bucket, 1, keys, seed)
-        summed, count = step(tf.constant(x), count)
-        np.testing.assert_array_equal(summed.numpy(), x)
-    assert int(count) == 5 and count.dtype == tf.int64 and step.experimental_get_tracing_count() == 1
 
 
 def test_the_bitmap_is_merged_by_or() -> None:

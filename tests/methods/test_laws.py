@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from catalogue import EXAMPLES, bare, each_way, one_in
-from worlds import Arr, bucket_of, leaves, normal, ops_of
+from worlds import FRAMEWORKS, Arr, bucket_of, leaves, normal, ops_of
 
 from hvd_compress import LocalWorld
 from hvd_compress.checkpoint.resharding import slices
@@ -43,24 +43,20 @@ DTYPES = ["float16", "float32", "float64"]
 STEPS = 50
 
 
-GRAPHS = each_way(SPECS, by_method=False)
-"""One for each way to communicate: TensorFlow takes long to trace, and its primitives are compared with numpy's."""
+EACH_WAY = each_way(SPECS, by_method=False)
+"""One for each way to communicate."""
 
 
 def on(frameworks: list[str], specs: list[str]) -> pytest.MarkDecorator:
-    """Specs on frameworks; on TensorFlow only some."""
+    """Specs on frameworks; with kernels on numpy only some, as their primitives are compared with those of numpy."""
     cases = [(spec, framework) for framework in frameworks for spec in specs]
     return pytest.mark.parametrize(
         ("spec", "framework"),
-        [
-            pytest.param(spec, framework, marks=[pytest.mark.tensorflow] if framework == "tensorflow" else [])
-            for spec, framework in cases
-            if framework != "tensorflow" or spec in GRAPHS
-        ],
+        [(spec, framework) for spec, framework in cases if framework != "compiled" or spec in EACH_WAY],
     )
 
 
-ALL = ["numpy", "torch", "tensorflow"]
+ALL = FRAMEWORKS
 
 
 @pytest.mark.parametrize(
@@ -68,8 +64,8 @@ ALL = ["numpy", "torch", "tensorflow"]
     [
         *one_in(3, itertools.product(SPECS, (1, 3), ["numpy"])),
         *one_in(2, itertools.product(SPECS, (2,), ["torch"])),
-        *(pytest.param(spec, ranks, "numpy", marks=pytest.mark.slow) for spec in GRAPHS for ranks in (4, 7)),
-        *(pytest.param(spec, 2, "tensorflow", marks=pytest.mark.tensorflow) for spec in GRAPHS[::2]),
+        *(pytest.param(spec, ranks, "numpy", marks=pytest.mark.slow) for spec in EACH_WAY for ranks in (4, 7)),
+        *((spec, 2, "compiled") for spec in EACH_WAY[::2]),
     ],
 )
 def test_any_shape_precision_and_number_of_ranks(spec: str, ranks: int, framework: str) -> None:
@@ -83,8 +79,7 @@ def test_any_shape_precision_and_number_of_ranks(spec: str, ranks: int, framewor
         f"{shape} {dtype}": [np.asarray(rng.standard_normal(shape), dtype) for _ in range(ranks)]
         for shape, dtype in zip(SHAPES, dtypes, strict=True)
     }
-    merge: int | str = "layer" if framework != "tensorflow" else 1
-    world = LocalWorld(core(spec, feedback=spec in RETAINING), ranks, merge, ops=ops_of(framework))
+    world = LocalWorld(core(spec, feedback=spec in RETAINING), ranks, "layer", ops=ops_of(framework))
     world.step(grads)
     means = world.step(grads)
     for name, arrays in grads.items():
@@ -190,7 +185,10 @@ ENDING_DENSE: dict[str, Callable[[Method], Method]] = {
     ("spec", "way", "size", "local_size"),
     one_in(
         4,
-        [*((spec, way, 3, 1) for way in ENDING_DENSE for spec in SPECS), *((spec, "every=", 4, 2) for spec in GRAPHS)],
+        [
+            *((spec, way, 3, 1) for way in ENDING_DENSE for spec in SPECS),
+            *((spec, "every=", 4, 2) for spec in EACH_WAY),
+        ],
     ),
 )
 def test_after_a_dense_step_nothing_is_outstanding(spec: str, way: str, size: int, local_size: int) -> None:

@@ -44,8 +44,6 @@ def laws(folder: Path) -> str:
         "-m",
         "pytest",
         "-q",
-        "-m",
-        "not tensorflow",
         "-k",
         "cyclic",
         "-p",

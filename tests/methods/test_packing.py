@@ -15,7 +15,6 @@ from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import (
     AllGather,
     AllToAll,
-    Branch,
     Drive,
     Exchange,
     Exchanging,
@@ -100,21 +99,15 @@ def test_size(bits: int, n: int) -> None:
 class Summing(Method):
     """Sends the codes that the gradient holds."""
 
-    def __init__(self, bits: int, zero: int, branch: bool = False) -> None:
-        self.bits, self.zero, self.branch = bits, zero, branch
+    def __init__(self, bits: int, zero: int) -> None:
+        self.bits, self.zero = bits, zero
 
     def exchange(
         self, ops: Ops, bucket: Bucket, x: Array, state: object, world: World, keep: bool = False
     ) -> Exchanging:
-        def run() -> Exchanging:
-            codes = ops.pack(ops.cast(x, "uint8"), self.bits)
-            summed = yield SaturatingSum(codes, self.bits, self.zero)
-            return Exchange(ops.unpack(summed, self.bits, bucket.numel), ())
-
-        if self.branch:
-            taken: Exchange = yield Branch(0, (run,))
-            return taken
-        return (yield from run())
+        codes = ops.pack(ops.cast(x, "uint8"), self.bits)
+        summed = yield SaturatingSum(codes, self.bits, self.zero)
+        return Exchange(ops.unpack(summed, self.bits, bucket.numel), ())
 
 
 def saturated(codes: list[Arr], bits: int, zero: int) -> Arr:
@@ -132,7 +125,7 @@ def test_saturating_sum(framework: str, ranks: int, bits: int) -> None:
         for n in (1, 8, 37, 203):
             codes = [codes_of(bits, n, seed) for seed in range(ranks)]
             xs = [code.astype(np.float32) for code in codes]
-            results = lockstep(ops, Summing(bits, zero, branch=n == 8), bucket_of((n,)), xs, [()] * ranks)
+            results = lockstep(ops, Summing(bits, zero), bucket_of((n,)), xs, [()] * ranks)
             for result in results:
                 np.testing.assert_array_equal(np.asarray(result.total), saturated(codes, bits, zero))
 

@@ -194,34 +194,6 @@ def test_frameworks_choose_the_same(framework: str, name: str, fit: str) -> None
         np.testing.assert_allclose(leaves(theirs)[path], leaf, rtol=1e-9)
 
 
-@pytest.mark.tensorflow
-@pytest.mark.parametrize("fit", FITS)
-def test_in_a_tensorflow_graph(fit: str) -> None:
-    """One graph serves all steps, with any number of stages and of corrections."""
-    import tensorflow as tf
-
-    bucket, method, ops = bucket_of((20_000,)), SIDCo(ratio=0.01, fit=fit), ops_of("tensorflow")
-
-    def build(x: Any, stages: Any, achieved: Any, step: Any) -> Any:
-        return method.select(ops, bucket, x, SIDCoState(stages, achieved, step))
-
-    select: Any = tf.function(build)
-    mine = method.init(NUMPY, bucket, World(0, 1))
-    theirs = [tf.constant(1.0, tf.float64), tf.constant(0.0, tf.float64), tf.constant(0, tf.int64)]
-    lengths, inputs = (
-        set(),
-        [draw(name, 20_000, seed) for seed in range(4) for name in ("gamma 0.5", "normal", "uniform")],
-    )
-    for x in [*inputs, np.zeros(20_000, np.float32), np.ones(20_000, np.float32)]:
-        expected, mine = method.select(NUMPY, bucket, x, mine)
-        indices, theirs = select(tf.constant(x), *theirs)
-        np.testing.assert_array_equal(indices.numpy(), expected)
-        assert [leaf.dtype for leaf in theirs] == [tf.float64, tf.float64, tf.int64]
-        assert [leaf.shape.rank for leaf in theirs] == [0, 0, 0]
-        lengths.add(len(expected))
-    assert select.experimental_get_tracing_count() == 1 and len(lengths) > 5
-
-
 def degenerate(dtype: str) -> dict[str, Arr]:
     """What breaks fits: ties, zeros, and numbers whose squares leave the range."""
     limits, x = np.finfo(dtype), normal(bucket_of((1000,), dtype=dtype), 1)[0]
@@ -251,8 +223,6 @@ def test_degenerate_gradients(framework: str, name: str, dtype: str, fit: str, s
     x, ops, method = degenerate(dtype)[name], ops_of(framework), SIDCo(ratio=0.02, fit=fit, stages=stages)
     bucket = bucket_of((1000,), dtype=dtype)
     indices = np.asarray(method.select(ops, bucket, ops.constant(x), method.init(ops, bucket, World(0, 1)))[0])
-    if name == "denormal" and framework == "tensorflow":
-        return  # which takes them for zeros, or not, as the processor is set
     size = np.abs(x.astype(np.float64))
     nonzero = np.sum(size >= 2.0**-1022 * size.max()) if x.any() else 0  # smaller ones count as zero
     assert (x[indices] != 0).all() and len(np.unique(indices)) == len(indices)

@@ -70,12 +70,13 @@ def test_hadamard(framework: str, size: int) -> None:
         np.testing.assert_allclose(y, x @ np.array(sign) / np.sqrt(size), atol=1e-12)
 
 
-@pytest.mark.tensorflow
 def test_signs_are_fair_and_shared() -> None:
     rows = np.zeros((4, 4096))
     drawn = signs(NUMPY, NUMPY.seed(1), rows)
     assert set(np.unique(drawn)) == {-1, 1} and abs(drawn.mean()) < 5 / drawn.size**0.5
-    np.testing.assert_array_equal(drawn, np.asarray(signs(ops_of("tensorflow"), ops_of("tensorflow").seed(1), rows)))
+    np.testing.assert_array_equal(
+        drawn, np.asarray(signs(ops_of("torch"), ops_of("torch").seed(1), ops_of("torch").constant(rows)))
+    )
 
 
 def test_rotation_tames_outliers() -> None:

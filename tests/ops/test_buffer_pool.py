@@ -41,9 +41,18 @@ def test_it_is_given_out_where_it_fits_about(kept: int, wanted: int, fits: bool)
     spare = BufferPool()
     spare.take(kept)
     base = spare.take(wanted).base
-    assert base is not None and base.size == (kept if fits else wanted)
+    assert base is not None and base.size == (kept if fits else wanted) + 16
 
 
 def test_small_arrays_are_always_new() -> None:
     spare = BufferPool()
     assert spare.take(10).base is None
+
+
+def test_several_arrays_take_turns() -> None:
+    pool = BufferPool(2)
+    held = [pool.take(N) for _ in range(3)]
+    assert len({array.ctypes.data for array in held}) == 3
+    freed = held.pop().ctypes.data
+    assert pool.take(N).ctypes.data == freed
+    assert all(array.ctypes.data % 64 == 0 for array in held)

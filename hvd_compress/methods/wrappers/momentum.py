@@ -85,7 +85,7 @@ class MomentumCorrection(Wrapper):
     ) -> Exchanging:
         velocity, corrected = self._accumulate(ops, x, state, world)
         exchange = yield from self.inner.exchange(ops, bucket, corrected, state.inner, world, keep=True)
-        if exchange.chosen:  # empty after a branch in a graph
+        if exchange.chosen is not None:
             velocity = clear(ops, velocity, exchange.chosen)
         return Exchange(exchange.total, MomentumCorrectionState(velocity, exchange.left, exchange.state))
 

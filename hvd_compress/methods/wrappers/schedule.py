@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import Branch, Exchange, Exchanging, State, World
+from hvd_compress.core.collectives import Exchange, Exchanging, State, World
 from hvd_compress.core.method import MOST_STEPS, Method, Wrapper, check_range, check_whole, compensate
 from hvd_compress.core.state_tree import PerWorld, Residual, Role, kinds
 from hvd_compress.errors import SpecError
@@ -41,7 +40,7 @@ class ScheduleState(NamedTuple):
         inner: State of the wrapped method, which all stages share.
     """
 
-    step: int | Array
+    step: int
     inner: State
 
 
@@ -76,19 +75,12 @@ class Schedule(Wrapper):
     def exchange(
         self, ops: Ops, bucket: Bucket, x: Array, state: ScheduleState, world: World, keep: bool = False
     ) -> Exchanging:
-        def run(method: Method) -> Exchanging:
-            dense = isinstance(method, Dense)
-            start = self.inner.dense if dense else method.exchange
-            return (yield from start(ops, bucket, x, state.inner, world))._replace(chosen=None)
-
-        index: Any = ops.stage(state.step, [stage.until for stage in self.stages]) if self.stages else 0
-        methods = [*(stage.method for stage in self.stages), self.inner]
-        if self.every:
-            due = ops.stage(state.step % self.every, [self.every - 1])
-            index = index * (1 - due) + len(methods) * due
-            methods.append(Dense())
-        taken = yield Branch(index, tuple(partial(run, method) for method in methods))
-        return Exchange(taken.total, ScheduleState(state.step + 1, taken.state))
+        method = next((stage.method for stage in self.stages if state.step < stage.until), self.inner)
+        if self.every and state.step % self.every == self.every - 1:
+            method = Dense()
+        start = self.inner.dense if isinstance(method, Dense) else method.exchange
+        exchange = yield from start(ops, bucket, x, state.inner, world)
+        return Exchange(exchange.total, ScheduleState(state.step + 1, exchange.state))
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: ScheduleState, world: World) -> Exchanging:
         exchange = yield from self.inner.dense(ops, bucket, x, state.inner, world)
@@ -145,7 +137,7 @@ class PhasesState(NamedTuple):
         inner: States of the methods of all phases.
     """
 
-    step: int | Array
+    step: int
     residual: Residual
     inner: tuple[State, ...]
 
@@ -199,31 +191,19 @@ class Phases(Method):
     def exchange(
         self, ops: Ops, bucket: Bucket, x: Array, state: PhasesState, world: World, keep: bool = False
     ) -> Exchanging:
-        def run(number: int, flushes: bool = False) -> Exchanging:
-            method, inners, given = self.phases[number][1], list(state.inner), x
-            if flushes:
-                last = number - 1
-                given, inners[last] = self._bare[last].flush(ops, bucket, given, inners[last], world)
-            if isinstance(method, ErrorFeedback):
-                before = ErrorFeedbackState(state.residual, inners[number])
-                exchange = yield from method.exchange(ops, bucket, given, before, world)
-                residual, inners[number] = exchange.state
-            else:
-                exchange = yield from method.exchange(ops, bucket, given, inners[number], world)
-                residual, inners[number] = ops.zeros((bucket.numel,), bucket.dtype), exchange.state
-            return Exchange(exchange.total, PhasesState(state.step + 1, residual, tuple(inners)))
-
-        begins: list[int] = []
-        branches = [partial(run, 0)]
-        for number, (begin, _) in enumerate(self.phases[1:], start=1):
-            if _may_hold(state.inner[number - 1]):
-                begins.append(begin)
-                branches.append(partial(run, number, flushes=True))
-                begin += 1
-            begins.append(begin)
-            branches.append(partial(run, number))
-        taken: Exchange = yield Branch(ops.stage(state.step, begins), tuple(branches))
-        return taken
+        number = max(number for number, (begin, _) in enumerate(self.phases) if state.step >= begin)
+        begin, method = self.phases[number]
+        inners, last = list(state.inner), number - 1
+        if number and state.step == begin and _may_hold(inners[last]):
+            x, inners[last] = self._bare[last].flush(ops, bucket, x, inners[last], world)
+        if isinstance(method, ErrorFeedback):
+            before = ErrorFeedbackState(state.residual, inners[number])
+            exchange = yield from method.exchange(ops, bucket, x, before, world)
+            residual, inners[number] = exchange.state
+        else:
+            exchange = yield from method.exchange(ops, bucket, x, inners[number], world)
+            residual, inners[number] = ops.zeros((bucket.numel,), bucket.dtype), exchange.state
+        return Exchange(exchange.total, PhasesState(state.step + 1, residual, tuple(inners)))
 
 
 def _may_hold(state: State) -> bool:
@@ -241,7 +221,7 @@ class DelayedState(NamedTuple):
         inner: State of the wrapped method.
     """
 
-    step: int | Array
+    step: int
     arriving: PerWorld
     ahead: PerWorld
     inner: State
@@ -286,19 +266,13 @@ class Delayed(Wrapper):
     ) -> Exchanging:
         behind = state.arriving - state.ahead * world.size
 
-        def go_ahead() -> Exchanging:
-            mine = x * 1  # the wrapped method may overwrite its input
-            given = compensate(ops, self.inner, x, state.inner)
-            exchange = yield from self.inner.exchange(ops, bucket, given, state.inner, world)
-            arriving = dense(ops, exchange.total)
-            return Exchange(behind + mine * world.size, DelayedState(state.step + 1, arriving, mine, exchange.state))
-
-        def correct() -> Exchanging:
+        if state.step % self.every == self.every - 1:
             given = compensate(ops, self.inner, x, state.inner)
             exchange = yield from self.inner.dense(ops, bucket, given, state.inner, world)
             zeros = ops.zeros((bucket.numel,), bucket.dtype)
             return Exchange(behind + exchange.total, DelayedState(state.step + 1, zeros, zeros, exchange.state))
-
-        due = ops.stage(state.step % self.every, [self.every - 1])
-        taken: Exchange = yield Branch(due, (go_ahead, correct))
-        return taken
+        mine = x * 1  # the wrapped method may overwrite its input
+        given = compensate(ops, self.inner, x, state.inner)
+        exchange = yield from self.inner.exchange(ops, bucket, given, state.inner, world)
+        arriving = dense(ops, exchange.total)
+        return Exchange(behind + mine * world.size, DelayedState(state.step + 1, arriving, mine, exchange.state))

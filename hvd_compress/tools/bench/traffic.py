@@ -17,7 +17,6 @@ from hvd_compress.core.collectives import (
     ReduceScatter,
     Scope,
     World,
-    take_branches,
 )
 from hvd_compress.core.method import Method
 from hvd_compress.core.state_tree import flatten
@@ -158,7 +157,7 @@ def messages(method: Method, bucket: Bucket, x: Arr, world: World, most: int | N
     """
     ops = NumpyOps()
     exchanging = method.exchange(ops, bucket, x.copy(), method.init(ops, bucket, world), world)
-    drive = Drive(take_branches(lower(exchanging, ops, world, LACKS)))
+    drive = Drive(lower(exchanging, ops, world, LACKS))
     found: list[Collective] = []
     while drive.message is not None:
         found.append(drive.message._replace(array=drive.message.array.copy()))

@@ -1,4 +1,4 @@
-"""Methods, traced into a graph on real Horovod, give what the simulator gives.
+"""Methods, called by a graph on real Horovod, give what the simulator gives.
 
 Tracing takes a second for each, so `make test` has one of each kind, and `make soak` the others.
 """
@@ -16,6 +16,7 @@ from parallel.keras.training import NODES, SIZE, assert_ranks_equal, everyone
 from worlds import Arr
 
 from hvd_compress import LocalWorld
+from hvd_compress.checkpoint.state_dict import SavedSession
 from hvd_compress.tensorflow import Compression
 
 SHAPES = {"first": (48, 40), "second": (5, 5, 6, 8), "bias": (10,)}
@@ -71,18 +72,18 @@ class Reduction:
         means = self._run(*[tf.constant(grads[name][hvd.rank()]) for name in SHAPES])
         return {name: mean.numpy() for name, mean in zip(SHAPES, means, strict=True)}
 
-    def slots(self) -> dict[str, tf.Variable]:
-        """All variables with the compressor's state."""
-        return {
-            f"{key}.{path}": variable
-            for session in self.compression.sessions.values()
-            for key, slot in session.slots.items()
-            for path, variable in slot.items()
-        }
+    def saved(self) -> dict[str, SavedSession]:
+        """The state, as copies."""
+        return {name: session.saved() for name, session in self.compression.sessions.items()}
 
-    def state(self) -> dict[str, Arr]:
-        """What is in them, as copies."""
-        return {path: variable.numpy().copy() for path, variable in self.slots().items()}
+    def restore(self, saved: dict[str, SavedSession]) -> None:
+        """Go on from a state."""
+        for name, session in self.compression.sessions.items():
+            session.restore(saved[name])
+
+    def leaves(self) -> list[Any]:
+        """The state, without what counts steps."""
+        return [saved.buckets for saved in self.saved().values()]
 
 
 def spoilt(step: int) -> dict[str, list[Arr]]:
@@ -101,7 +102,7 @@ def test_horovod_gives_what_the_simulator_gives(spec: str) -> None:
     run in one trace.
     """
     world, graph = LocalWorld(COMPOSED.get(spec, spec), SIZE, local_size=SIZE // NODES), Reduction(spec)
-    start, calm = graph.state(), []
+    start, calm = graph.saved(), []
     for step in range(3):
         grads = gradients(step)
         expected, means = world.step(grads), graph.step(grads)
@@ -111,14 +112,12 @@ def test_horovod_gives_what_the_simulator_gives(spec: str) -> None:
             assert agree(spec, mean, expected[name][hvd.rank()]), name
         calm.append(means)
 
-    for path, variable in graph.slots().items():
-        variable.assign(start[path])
+    graph.restore(start)
     for step in range(3):
-        before, bad = graph.state(), spoilt(step)
+        before, bad = graph.leaves(), spoilt(step)
         seen = {name: bool(np.isfinite(mean).all()) for name, mean in graph.step(bad).items()}
         assert everyone(seen) == [seen] * hvd.size()
         assert not any(seen[name] and not np.isfinite(bad[name]).all() for name in SHAPES)
-        for path, leaf in graph.state().items():
-            np.testing.assert_array_equal(leaf, before[path], err_msg=path)
+        tf.nest.map_structure(np.testing.assert_array_equal, graph.leaves(), before)
         for name, mean in graph.step(gradients(step)).items():
             np.testing.assert_array_equal(mean, calm[step][name], err_msg=name)

@@ -24,15 +24,16 @@ from hvd_compress.errors import (
 )
 from hvd_compress.keras import DistributedOptimizer
 from hvd_compress.tensorflow import Compression
-from hvd_compress.tensorflow.transport import GraphTransport
+from hvd_compress.tensorflow.transport import EagerTransport
 from hvd_compress.transport.lockstep import perform
 
 
 def refused(job: Tape, kind: type[CompressionError]) -> str:
     """The message of the error that the first step of a job ends in; the same on all ranks."""
-    with pytest.raises(kind) as error:
+    with pytest.raises((kind, tf.errors.InvalidArgumentError)) as error:
         job.run(1)
-    message, *others = everyone(str(error.value).rpartition(f"{kind.__name__}: ")[2])  # after AutoGraph's stack
+    said = str(error.value).rpartition("Traceback")[0] or str(error.value)  # of a call by a graph
+    message, *others = everyone(said.rpartition(f"{kind.__name__}: ")[2].strip())  # after AutoGraph's stack
     assert others == [message] * (hvd.size() - 1)
     return str(message)
 
@@ -194,7 +195,7 @@ def test_a_factory_that_was_not_called() -> None:
 MESSAGES: dict[str, Any] = {
     **{f"sum {d}": (lambda a: AllReduce(a), d) for d in ("float16", "float32", "float64", "int32", "int64")},
     **{f"max {d}": (lambda a: AllReduce(a, "max"), d) for d in ("float32", "float64")},
-    "gather": (lambda a: AllGather(a.reshape(-1) if isinstance(a, np.ndarray) else tf.reshape(a, [-1])), "uint8"),
+    "gather": (lambda a: AllGather(a.reshape(-1)), "uint8"),
     "sum of a row": (lambda a: ReduceScatter(a), "float32"),
     "ragged gather": (lambda a: AllGather(a[0, :2] if a[0, 1] % 2 else a[0], ragged=True), "uint8"),
     "all to all": (lambda a: AllToAll(a), "uint8"),
@@ -210,6 +211,6 @@ def test_collectives_do_what_the_simulator_does(name: str) -> None:
         return (np.arange(hvd.size() * 3).reshape(hvd.size(), 3) * (rank + 1) % 50).astype(dtype)
 
     expected = perform([make(array_of(rank)) for rank in range(hvd.size())], hvd.size())[hvd.rank()]
-    transport = GraphTransport.of(hvd.global_process_set)
-    reply = transport.start(make(tf.constant(array_of(hvd.rank()))), f"test.{name.replace(' ', '.')}").result()
+    transport = EagerTransport.of(hvd.global_process_set)
+    reply = transport.start(make(array_of(hvd.rank())), f"test.{name.replace(' ', '.')}").result()
     np.testing.assert_array_equal(reply, expected)

@@ -155,12 +155,12 @@ def assert_same_state(compression: Any, other: Any) -> None:
 
 
 def state_of(compression: Any) -> dict[str, Arr]:
-    """The state in a compressor's variables."""
+    """A compressor's state, as copies."""
     return {
-        f"{name}.{key}.{path}": variable.numpy().copy()
+        f"{name}.{key}.{path}": np.asarray(leaf)
         for name, session in compression.sessions.items()
-        for key, slot in session.slots.items()
-        for path, variable in slot.items()
+        for key, leaves in session.saved().buckets.items()
+        for path, leaf in leaves.items()
     }
 
 

@@ -50,7 +50,7 @@ class KerasTrainer:
         return {
             f"{name}/{key}/{path}": np.asarray(leaf)
             for name, session in self.compression.sessions.items()
-            for key, leaves in session.read().items()
+            for key, leaves in session.saved().buckets.items()
             for path, leaf in leaves.items()
         }
 

@@ -16,8 +16,10 @@ def residual(framework: Framework) -> None:
         settle = exchange.settle
         _replace(exchange, "settle", lambda self, commit: settle(self, commit or self._result is not None))
     else:
-        session = import_module("hvd_compress.tensorflow.session")
-        _replace(session, "tf", _Changed(session.tf, cond=lambda _, commit, keep: commit()))
+        session, verdict = (import_module(f"hvd_compress.tensorflow.{name}") for name in ("session", "verdict"))
+        decide = verdict.decide
+        _replace(session.Session, "_fits", lambda *_: True)
+        _replace(verdict, "decide", lambda *votes: decide(*votes)._replace(finite=True))
 
 
 def manifest(framework: Framework) -> None:
@@ -44,16 +46,6 @@ PLANTS: dict[str, Callable[[Framework], None]] = {"residual": residual, "manifes
 def plant(name: str, framework: Framework) -> None:
     """Plant a bug in this process, before the first step."""
     PLANTS[name](framework)
-
-
-class _Changed:
-    """A module with some other functions, for one of those who use it."""
-
-    def __init__(self, module: Any, **changed: Any) -> None:
-        self.__dict__.update(changed, _module=module)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
 
 
 def _replace(owner: Any, name: str, new: Any) -> None:

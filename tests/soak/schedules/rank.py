@@ -24,9 +24,7 @@ from hvd_compress.errors import CompressionError
 CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.truncate", "os.link", "os.symlink")
 """Names by which Python announces that it changes a folder."""
 
-TYPED = re.compile(
-    rf"assertion failed: \[({'|'.join(kind.__name__ for kind in CompressionError.__subclasses__())}): (.*)\]"
-)
+TYPED = re.compile(rf"ValueError: ({'|'.join(kind.__name__ for kind in CompressionError.__subclasses__())}): (.*)")
 """How TensorFlow quotes an error of this package that came up while a graph ran."""
 
 GRACE = 3.0
