@@ -77,6 +77,7 @@ class Session(session.Session, tf.train.experimental.PythonState):  # type: igno
         transport: The ranks that take part.
         reused: Whether Horovod may run its graph for other variables, so that its state stays.
         from_checkpoint: Whether its state is that of a checkpoint.
+        released: Whether `release` has freed the memory of its state.
         refused: The error of `deserialize`, as TensorFlow drops it where a checkpoint has waited for the session.
     """
 
@@ -93,15 +94,10 @@ class Session(session.Session, tf.train.experimental.PythonState):  # type: igno
         self._unconnected = method.hierarchical
         self._method, self._meter = method, meter
         self._rank = hvd.rank()
-        self._released = False
+        self.released = False
         self.transport = transport
         self.reused = self.from_checkpoint = False
         self.refused: StateError | None = None
-
-    @property
-    def released(self) -> bool:
-        """Whether the memory of its state has been freed."""
-        return self._released
 
     def serialize(self) -> bytes:
         """Return the state, for a checkpoint of TensorFlow."""
@@ -236,7 +232,7 @@ class Session(session.Session, tf.train.experimental.PythonState):  # type: igno
             StateError: If the state has been released.
             DisagreementError: If Horovod has been started with other ranks, or a new rank is not set up as the others.
         """
-        if self._released:
+        if self.released:
             raise StateError(_GONE)
         if self._membership is not None:
             self._meet(self._membership)
@@ -281,7 +277,7 @@ class Session(session.Session, tf.train.experimental.PythonState):  # type: igno
 
     def release(self) -> None:
         """Free the memory of the state: graphs that nobody calls any more keep the session."""
-        self._released, self.states = True, []
+        self.released, self.states = True, []
         self._pool.clear()
 
 

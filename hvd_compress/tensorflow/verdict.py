@@ -34,7 +34,7 @@ RESTARTED = (
 
 
 class Facts(NamedTuple):
-    """What must be equal on all ranks.
+    """Facts that must be equal on all ranks.
 
     Attributes:
         line: From `agreement.describe`.
@@ -51,7 +51,7 @@ class Facts(NamedTuple):
 
 
 class Vote(NamedTuple):
-    """What a rank says of itself at the beginning of a step.
+    """Announcement of a rank at the beginning of a step.
 
     Attributes:
         facts: What must be equal on all ranks.
@@ -69,7 +69,7 @@ class Vote(NamedTuple):
 
 
 class StepVerdict(NamedTuple):
-    """What holds on all ranks.
+    """Result of the votes, the same on all ranks.
 
     Attributes:
         finite: Whether all gradients are finite.

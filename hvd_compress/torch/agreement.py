@@ -23,11 +23,11 @@ _IN_FLIGHT: dict[tuple[Hashable, str], _Comparison] = {}
 
 
 class Agreement:
-    """What the ranks of a session must have in common before they exchange anything.
+    """Comparison of model, method, settings and restored state between the ranks, before their first exchange.
 
     Args:
-        facts: Returns them, from `hvd_compress.checkpoint.agreement.describe`, given the ranks and the saved state that
-            this rank resumes from.
+        facts: Returns what is compared, from `hvd_compress.checkpoint.agreement.describe`, given the ranks and an
+            identifier of the saved state that this rank resumes from.
         names: Names of the parameters; none in direct calls, which all ranks make in the same order.
 
     Attributes:
@@ -146,7 +146,7 @@ class _Comparison:
 
     @property
     def all_due(self) -> bool:
-        """Whether no rank exchanged anything before all agreed; valid once all have arrived."""
+        """Whether the agreement was due on every rank; valid once all have arrived."""
         due, _, ranks, *_ = self._sums
         return ranks == due
 
