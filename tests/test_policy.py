@@ -208,7 +208,7 @@ class _Only(Wrapper):
         return self.inner.residual(state)
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, return_error: bool = False
     ) -> Exchanging:
         exchanging: Exchanging = self.start(ops, bucket, x, state, world)  # type: ignore[attr-defined]
         return exchanging

@@ -87,7 +87,7 @@ class Shares(Method):
         self.missing = missing
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, return_error: bool = False
     ) -> Exchanging:
         def scatter() -> Exchanging:
             share = yield ReduceScatter(ops.reshape(x, (world.size, -1)))
@@ -117,7 +117,7 @@ class Differing(Method):
         self.other = other
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, return_error: bool = False
     ) -> Exchanging:
         reply = yield AllReduce(x) if world.rank == 0 else self.other
         return Exchange(reply, state)

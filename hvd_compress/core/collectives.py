@@ -162,7 +162,7 @@ class SaturatingSum(NamedTuple):
     scope: Scope = "world"
 
 
-class Chosen(NamedTuple):
+class SentIndices(NamedTuple):
     """Coordinates that a rank sent.
 
     Attributes:
@@ -174,7 +174,7 @@ class Chosen(NamedTuple):
     width: int = 1
 
 
-class Unsent(NamedTuple):
+class UnsentMask(NamedTuple):
     """Coordinates that no rank of a node sent.
 
     Attributes:
@@ -191,14 +191,14 @@ class Exchange(NamedTuple):
         total: Sum of what all ranks sent, equal on all ranks: an array with the shape and dtype of the input, or its
             encoded form (see `hvd_compress.ops.totals`).
         state: State for the next step.
-        left: The input minus what this rank sent, if the exchange was asked to keep it.
-        chosen: Coordinates that this rank, or its node, sent; None if all of them.
+        error: The input minus what this rank sent, if the exchange was asked to return it.
+        sent_indices: Coordinates that this rank, or its node, sent; None if all of them.
     """
 
     total: Any
     state: State
-    left: Any = None
-    chosen: Chosen | Unsent | None = None
+    error: Any = None
+    sent_indices: SentIndices | UnsentMask | None = None
 
 
 Collective: TypeAlias = AllReduce | ReduceScatter | AllGather | AllToAll | Broadcast | SaturatingSum

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllReduce, Chosen, Exchange, Exchanging, State, Unsent, World
+from hvd_compress.core.collectives import AllReduce, Exchange, Exchanging, SentIndices, State, UnsentMask, World
 from hvd_compress.errors import SpecError, UnsupportedError, short
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array, Shape
@@ -160,7 +160,7 @@ class Method(ABC):
 
     @abstractmethod
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, return_error: bool = False
     ) -> Exchanging:
         """Sum ``x`` over the ranks.
 
@@ -171,7 +171,7 @@ class Method(ABC):
                 be overwritten.
             state: State from `init` or from the previous step; never overwritten.
             world: The ranks that take part.
-            keep: Also return ``left``, possibly in the memory of ``x``. Requires `retains`.
+            return_error: Also return the error, possibly in the memory of ``x``. Requires `retains`.
 
         Yields:
             Collectives; it is resumed with their results.
@@ -186,7 +186,7 @@ class Method(ABC):
         return type(self).reduce_scatter is not Method.reduce_scatter
 
     def reduce_scatter(
-        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, return_error: bool = False
     ) -> Exchanging:
         """Sum ``x`` over the ranks, and return this rank's part of the sum only.
 
@@ -293,9 +293,9 @@ class ReduceScattered(Wrapper):
         return self.inner.residual(state)
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, return_error: bool = False
     ) -> Exchanging:
-        return self.inner.reduce_scatter(ops, bucket, x, state, world, keep)
+        return self.inner.reduce_scatter(ops, bucket, x, state, world, return_error)
 
 
 FAMILIES = ("dense", "sparse", "quantised", "low-rank", "lossless")
@@ -363,10 +363,10 @@ def rows_of(ops: Ops, x: Array, width: int) -> Array:
     return ops.reshape(ops.pad(x, rows * width), (rows, width))
 
 
-def clear(ops: Ops, x: Array, chosen: Chosen | Unsent) -> Array:
+def clear(ops: Ops, x: Array, sent: SentIndices | UnsentMask) -> Array:
     """Set a vector, which may be overwritten, to zero at the coordinates that were sent."""
-    if isinstance(chosen, Unsent):
-        return x * ops.cast(chosen.mask, ops.dtype(x))
-    if chosen.width == 1:
-        return ops.put(x, chosen.rows, 0.0)
-    return ops.reshape(ops.put(rows_of(ops, x, chosen.width), chosen.rows, 0.0), (-1,))[: int(x.shape[0])]
+    if isinstance(sent, UnsentMask):
+        return x * ops.cast(sent.mask, ops.dtype(x))
+    if sent.width == 1:
+        return ops.put(x, sent.rows, 0.0)
+    return ops.reshape(ops.put(rows_of(ops, x, sent.width), sent.rows, 0.0), (-1,))[: int(x.shape[0])]

@@ -65,7 +65,7 @@ class ACPSGD(LowRank):
         return ACPSGDState(0, self.draw(ops, bucket, "left"), self.draw(ops, bucket, "right"))
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: ACPSGDState, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: ACPSGDState, world: World, return_error: bool = False
     ) -> Exchanging:
         ms = self.matrices(ops, bucket, x)
 
@@ -74,12 +74,12 @@ class ACPSGD(LowRank):
             mine = [ops.project(m, q) for m, q in zip(ms, qs, strict=True)]
             p = yield AllReduce(flat(ops, mine))
             total = LowRankSum(self.left(ops, bucket, p), qs)
-            rest = ops.subtract_products(x, mine, qs) if keep else None
-            return Exchange(total, ACPSGDState(state.step + 1, p / world.size, flat(ops, qs)), rest)
+            error = ops.subtract_products(x, mine, qs) if return_error else None
+            return Exchange(total, ACPSGDState(state.step + 1, p / world.size, flat(ops, qs)), error)
 
         ps = [ops.orthogonalise(p) for p in self.left(ops, bucket, state.p)]
         mine = [ops.project_back(m, p) for m, p in zip(ms, ps, strict=True)]
         q = yield AllReduce(flat(ops, mine))
         total = LowRankSum(ps, self.right(ops, bucket, q))
-        rest = ops.subtract_products(x, ps, mine) if keep else None
-        return Exchange(total, ACPSGDState(state.step + 1, flat(ops, ps), q / world.size), rest)
+        error = ops.subtract_products(x, ps, mine) if return_error else None
+        return Exchange(total, ACPSGDState(state.step + 1, flat(ops, ps), q / world.size), error)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllReduce, Chosen, Exchange, Exchanging, World
+from hvd_compress.core.collectives import AllReduce, Exchange, Exchanging, SentIndices, World
 from hvd_compress.core.method import Card, Counted, Example, Method, check_range, clear, register, rows_of
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array
@@ -58,7 +58,7 @@ class BlockK(Method):
         return Counted(step=0)
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World, return_error: bool = False
     ) -> Exchanging:
         k = count(self.ratio, bucket.numel)
         blocks = rows_of(ops, x, k)
@@ -66,6 +66,6 @@ class BlockK(Method):
         chosen = ops.below(ops.seed(self.seed, bucket.seed, state.step), number)
         summed = yield AllReduce(ops.take(blocks, chosen))
         total = ops.put(ops.zeros(tuple(blocks.shape), bucket.dtype), chosen, summed)
-        left = clear(ops, x, Chosen(chosen, k)) if keep else None
+        error = clear(ops, x, SentIndices(chosen, k)) if return_error else None
         total = ops.reshape(total, (-1,))[: bucket.numel]
-        return Exchange(total, Counted(state.step + 1), left, Chosen(chosen, k))
+        return Exchange(total, Counted(state.step + 1), error, SentIndices(chosen, k))

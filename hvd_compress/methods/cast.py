@@ -30,13 +30,13 @@ class Dense(Method):
     linear = True
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, return_error: bool = False
     ) -> Exchanging:
         total = yield AllReduce(x, donate=True)
         return Exchange(total, state)
 
     def reduce_scatter(
-        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, return_error: bool = False
     ) -> Exchanging:
         total = yield ReduceScatter(ops.reshape(x, (world.size, -1)))
         return Exchange(total, state)
@@ -63,25 +63,25 @@ class Half(Method):
     linear = True
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, return_error: bool = False
     ) -> Exchanging:
         dtype = ops.dtype(x)
         if not dtype.startswith(("float", "bfloat")):
             total = yield AllReduce(x)
             return Exchange(total, state)
-        sent = to_half(ops, x, world.size if keep else None)
+        sent = to_half(ops, x, world.size if return_error else None)
         total = yield AllReduce(sent)
-        return Exchange(ops.cast(total, dtype), state, x - ops.cast(sent, dtype) if keep else None)
+        return Exchange(ops.cast(total, dtype), state, x - ops.cast(sent, dtype) if return_error else None)
 
     def reduce_scatter(
-        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, return_error: bool = False
     ) -> Exchanging:
         """Sum in the dtype of the gradient, as an alltoall sends the same bytes as a reduce-scatter."""
-        sent = to_half(ops, x, world.size if keep else None)
+        sent = to_half(ops, x, world.size if return_error else None)
         received = yield AllToAll(ops.reshape(ops.to_bytes(sent), (world.size, -1)))
         (rows,) = ops.from_bytes(ops.reshape(received, (-1,)), ("float16", bucket.numel))
         total = sum_rows(ops, ops.cast(ops.reshape(rows, (world.size, -1)), bucket.dtype), world.size)
-        return Exchange(total, state, x - ops.cast(sent, bucket.dtype) if keep else None)
+        return Exchange(total, state, x - ops.cast(sent, bucket.dtype) if return_error else None)
 
 
 def to_half(ops: Ops, x: Array, ranks: int | None) -> Array:

@@ -91,7 +91,7 @@ class Homomorphic(Method):
         return Counted(step=0)
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World, return_error: bool = False
     ) -> Exchanging:
         sketch = self.sketch(bucket, world.size)
         packed = yield SaturatingSum(ops.pack(ops.cast(x != 0, "uint8"), 1), bits=1, zero=0)

@@ -76,7 +76,7 @@ class Int8(Method):
         return levels
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World, return_error: bool = False
     ) -> Exchanging:
         levels, rows = self.levels(world.size), rows_of(ops, x, self.block)
         peak = yield AllReduce(ops.absmax(rows), op="max")
@@ -88,11 +88,11 @@ class Int8(Method):
             values = ops.from_lanes(lanes, peak, levels, self.bits, int(rows.shape[0]), self.block)
             return ops.reshape(values, (-1,))[: bucket.numel]
 
-        left = ops.subtract(x, decode(sent)) if keep else None
-        return Exchange(decode(summed), Counted(state.step + 1), left)
+        error = ops.subtract(x, decode(sent)) if return_error else None
+        return Exchange(decode(summed), Counted(state.step + 1), error)
 
     def reduce_scatter(
-        self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World, return_error: bool = False
     ) -> Exchanging:
         levels, part = self.levels(world.size), bucket.numel // world.size
         parts = [rows_of(ops, one, self.block) for one in ops.split(x, [part] * world.size)]
@@ -110,7 +110,7 @@ class Int8(Method):
             values = ops.from_lanes(lanes, peaks[place], levels, self.bits, count, self.block)
             return ops.reshape(values, (-1,))[:part]
 
-        left = None
-        if keep:
-            left = ops.subtract(x, ops.concat([decode(lanes, place) for place, lanes in enumerate(sent)]))
-        return Exchange(decode(summed, world.rank), Counted(state.step + 1), left)
+        error = None
+        if return_error:
+            error = ops.subtract(x, ops.concat([decode(lanes, place) for place, lanes in enumerate(sent)]))
+        return Exchange(decode(summed, world.rank), Counted(state.step + 1), error)

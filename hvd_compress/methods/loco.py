@@ -102,29 +102,29 @@ class LoCo(Method):
         return add_part(ops, bucket, x, part, world), self.init(ops, bucket, world)._replace(step=state.step)
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: LoCoState, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: LoCoState, world: World, return_error: bool = False
     ) -> Exchanging:
         code, served = self._code, state.served
 
         def serve(total: Array) -> Array:
             nonlocal served
             before = self._read(ops, served, part_size(bucket, world.size), bucket.dtype)
-            answer, left = ops.quantise(ops.add(total, before), code, keep=True)
-            served = self._write(ops, before, left, state.step)
+            answer, error = ops.quantise(ops.add(total, before), code, return_error=True)
+            served = self._write(ops, before, error, state.step)
             return answer
 
         before = self._read(ops, state.sent, bucket.numel, bucket.dtype)
-        codes, left = ops.quantise_parts(ops.add(x, before), world.size, code, keep=True)
+        codes, error = ops.quantise_parts(ops.add(x, before), world.size, code, return_error=True)
         total = yield from two_step(ops, bucket, codes, world, code, serve)
-        return Exchange(total, LoCoState(state.step + 1, self._write(ops, before, left, state.step), served))
+        return Exchange(total, LoCoState(state.step + 1, self._write(ops, before, error, state.step), served))
 
     def reduce_scatter(
-        self, ops: Ops, bucket: Bucket, x: Array, state: LoCoState, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: LoCoState, world: World, return_error: bool = False
     ) -> Exchanging:
         before = self._read(ops, state.sent, bucket.numel, bucket.dtype)
-        codes, left = ops.quantise_parts(ops.add(x, before), world.size, self._code, keep=True)
+        codes, error = ops.quantise_parts(ops.add(x, before), world.size, self._code, return_error=True)
         total = yield from sum_part(ops, bucket, codes, world, self._code)
-        return Exchange(total, LoCoState(state.step + 1, self._write(ops, before, left, state.step), state.served))
+        return Exchange(total, LoCoState(state.step + 1, self._write(ops, before, error, state.step), state.served))
 
     @property
     def _code(self) -> Code:

@@ -75,7 +75,7 @@ class PowerSGD(LowRank):
         return PowerSGDState(self.draw(ops, bucket, "right"))
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: PowerSGDState, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: PowerSGDState, world: World, return_error: bool = False
     ) -> Exchanging:
         ms, q = self.matrices(ops, bucket, x), state.q
         for _ in range(self.iterations):
@@ -86,5 +86,5 @@ class PowerSGD(LowRank):
             q = yield AllReduce(flat(ops, mine))
 
         total = LowRankSum(ps, self.right(ops, bucket, q))
-        left = ops.subtract_products(x, ps, mine) if keep else None
-        return Exchange(total, PowerSGDState(q / world.size), left)
+        error = ops.subtract_products(x, ps, mine) if return_error else None
+        return Exchange(total, PowerSGDState(q / world.size), error)

@@ -77,15 +77,15 @@ class Quantised(Method):
         return ops.seed(getattr(self, "seed", 0), *parts)
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: QuantisedState, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: QuantisedState, world: World, return_error: bool = False
     ) -> Exchanging:
         seed = self._seed(ops, bucket.seed, state.step, world.rank)
         if not self.twoway:
-            data, left = ops.quantise(x, self.code, seed, keep)
+            data, error = ops.quantise(x, self.code, seed, return_error)
             del x  # frees the memory that the sum will take
             rows = yield AllGather(data)
             total = quantized_sum(ops, rows, self.code, bucket.numel, bucket.numel, bucket.dtype)
-            return Exchange(total, QuantisedState(state.step + 1, ()), left)
+            return Exchange(total, QuantisedState(state.step + 1, ()), error)
 
         kept = state.served
 
@@ -94,13 +94,13 @@ class Quantised(Method):
             again = self._seed(ops, bucket.seed, state.step, world.rank, 1)
             if not self._serves:
                 return ops.quantise(total, self.code, again)[0]
-            answer, kept = ops.quantise(ops.add(total, kept), self.code, again, keep=True)
+            answer, kept = ops.quantise(ops.add(total, kept), self.code, again, return_error=True)
             return answer
 
-        codes, left = ops.quantise_parts(x, world.size, self.code, seed, keep)
+        codes, error = ops.quantise_parts(x, world.size, self.code, seed, return_error)
         del x
         total = yield from two_step(ops, bucket, codes, world, self.code, serve)
-        return Exchange(total, QuantisedState(state.step + 1, kept), left)
+        return Exchange(total, QuantisedState(state.step + 1, kept), error)
 
     def flush(
         self, ops: Ops, bucket: Bucket, x: Array, state: QuantisedState, world: World
@@ -111,12 +111,12 @@ class Quantised(Method):
         return x, state._replace(served=ops.zeros((part_size(bucket, world.size),), bucket.dtype))
 
     def reduce_scatter(
-        self, ops: Ops, bucket: Bucket, x: Array, state: QuantisedState, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: QuantisedState, world: World, return_error: bool = False
     ) -> Exchanging:
         seed = self._seed(ops, bucket.seed, state.step, world.rank)
-        codes, left = ops.quantise_parts(x, world.size, self.code, seed, keep)
+        codes, error = ops.quantise_parts(x, world.size, self.code, seed, return_error)
         total = yield from sum_part(ops, bucket, codes, world, self.code)
-        return Exchange(total, state._replace(step=state.step + 1), left)
+        return Exchange(total, state._replace(step=state.step + 1), error)
 
 
 def part_size(bucket: Bucket, size: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllReduce, Chosen, Exchange, Exchanging, World
+from hvd_compress.core.collectives import AllReduce, Exchange, Exchanging, SentIndices, World
 from hvd_compress.core.method import Card, Counted, Example, Method, check_range, register
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array
@@ -73,7 +73,7 @@ class RandomK(Method):
         return Counted(step=0)
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World, return_error: bool = False
     ) -> Exchanging:
         k = count(self.ratio, bucket.numel)
         bounds = np.arange(k + 1) * bucket.numel // k
@@ -86,5 +86,5 @@ class RandomK(Method):
         summed = yield AllReduce(values)
 
         total = SparseSum([(indices, summed)], bucket.numel, bucket.dtype)
-        left = ops.put(x, indices, 0.0) if keep else None
-        return Exchange(total, Counted(state.step + 1), left, Chosen(indices))
+        error = ops.put(x, indices, 0.0) if return_error else None
+        return Exchange(total, Counted(state.step + 1), error, SentIndices(indices))

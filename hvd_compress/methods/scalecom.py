@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllReduce, Chosen, Exchange, Exchanging, World
+from hvd_compress.core.collectives import AllReduce, Exchange, Exchanging, SentIndices, World
 from hvd_compress.core.method import Card, Counted, Example, Method, check_range, register
 from hvd_compress.methods.sparse import check_indices
 from hvd_compress.ops import Ops
@@ -61,7 +61,7 @@ class ScaleCom(Method):
         return Counted(step=0)
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World, return_error: bool = False
     ) -> Exchanging:
         k = count(self.ratio, bucket.numel)
         leads = state.step % world.size == world.rank
@@ -69,5 +69,5 @@ class ScaleCom(Method):
         indices = check_indices(ops, ops.cast((yield AllReduce(indices)), "int64"), bucket, "the leader")
         summed = yield AllReduce(ops.take(x, indices))
         total = SparseSum([(indices, summed)], bucket.numel, bucket.dtype)
-        left = ops.put(x, indices, 0.0) if keep else None
-        return Exchange(total, Counted(state.step + 1), left, Chosen(indices))
+        error = ops.put(x, indices, 0.0) if return_error else None
+        return Exchange(total, Counted(state.step + 1), error, SentIndices(indices))

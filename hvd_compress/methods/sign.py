@@ -75,7 +75,7 @@ class SignSGD(Method):
         return SignState(0, ())
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: SignState, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: SignState, world: World, return_error: bool = False
     ) -> Exchanging:
         seed = ops.seed(self.seed, bucket.seed, state.step, world.rank)
         if self.twoway:
@@ -130,7 +130,9 @@ class Signum(SignSGD):
         return SignState(0, ops.zeros((bucket.numel,), bucket.dtype))
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: SignState, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: SignState, world: World, return_error: bool = False
     ) -> Exchanging:
         momentum = ops.blend(state.momentum, x, self.beta)
-        return (yield from super().exchange(ops, bucket, momentum, state._replace(momentum=momentum), world, keep))
+        return (
+            yield from super().exchange(ops, bucket, momentum, state._replace(momentum=momentum), world, return_error)
+        )

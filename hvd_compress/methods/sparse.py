@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllGather, Chosen, Exchange, Exchanging, State, World
+from hvd_compress.core.collectives import AllGather, Exchange, Exchanging, SentIndices, State, World
 from hvd_compress.core.method import Card, Method, check_range
 from hvd_compress.ops import DAMAGED, Ops
 from hvd_compress.ops.arrays import Array
@@ -67,7 +67,7 @@ class Sparse(Method):
         return SparseSum(pieces, bucket.numel, bucket.dtype)
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, return_error: bool = False
     ) -> Exchanging:
         indices, state = self.select(ops, bucket, x, state)
         values = ops.take(x, indices)
@@ -84,11 +84,11 @@ class Sparse(Method):
         senders = (f"rank {rank}" for rank in range(world.size))
         pieces = [(check_indices(ops, i, bucket, who), v) for (i, v), who in zip(pieces, senders, strict=True)]
         total = self.combine(ops, bucket, pieces)
-        left = None
-        if keep:
+        error = None
+        if return_error:
             counted = ops.cast(self.counted(ops, total, indices, values), bucket.dtype)
-            left = ops.put(x, indices, ops.take(x, indices) - counted)
-        return Exchange(total, state, left, Chosen(indices))
+            error = ops.put(x, indices, ops.take(x, indices) - counted)
+        return Exchange(total, state, error, SentIndices(indices))
 
     def counted(self, ops: Ops, total: EncodedSum, indices: Array, values: Array) -> Array:
         """Return the part of this rank's values that the sum includes."""

@@ -141,7 +141,7 @@ class THC(Method):
         return block
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: Counted, world: World, return_error: bool = False
     ) -> Exchanging:
         rotation, columns = None, self.columns(bucket.numel)
         blocks = -(-bucket.numel // columns)
@@ -174,8 +174,8 @@ class THC(Method):
             whole = ops.reshape(decoded, (-1,)) if rotation is None else ops.unrotate(decoded, rotation)
             return whole[: bucket.numel]
 
-        left = ops.subtract(x, decode(mine)) if keep else None
-        return Exchange(decode(total), Counted(state.step + 1), left)
+        error = ops.subtract(x, decode(mine)) if return_error else None
+        return Exchange(decode(total), Counted(state.step + 1), error)
 
     def _range(self, ops: Ops, rows: Array) -> Array:
         """Return this rank's range of each block."""

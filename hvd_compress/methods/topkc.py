@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import AllReduce, Chosen, Exchange, Exchanging, State, World
+from hvd_compress.core.collectives import AllReduce, Exchange, Exchanging, SentIndices, State, World
 from hvd_compress.core.method import LARGEST_BLOCK, Card, Example, Method, check_range, check_whole, register, rows_of
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array
@@ -62,7 +62,7 @@ class TopKC(Method):
         check_range("values", self.values, "'fp32' or 'fp16'", self.values in ("fp32", "fp16"))
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, return_error: bool = False
     ) -> Exchanging:
         p = rows_of(ops, x, self.chunk)
         rows = int(p.shape[0])
@@ -77,8 +77,8 @@ class TopKC(Method):
         sent = ops.cast(ops.reshape(ops.take(p, chosen), (-1,)) / unit, dtype)
         values = ops.cast((yield AllReduce(sent)), bucket.dtype) * unit
         total = ops.put(ops.zeros((rows, self.chunk), bucket.dtype), chosen, ops.reshape(values, (-1, self.chunk)))
-        left = None
-        if keep:
+        error = None
+        if return_error:
             mine = ops.reshape(ops.cast(sent, bucket.dtype) * unit, (-1, self.chunk))
-            left = ops.reshape(ops.put(p, chosen, ops.take(p, chosen) - mine), (-1,))[: bucket.numel]
-        return Exchange(ops.reshape(total, (-1,))[: bucket.numel], state, left, Chosen(chosen, self.chunk))
+            error = ops.reshape(ops.put(p, chosen, ops.take(p, chosen) - mine), (-1,))[: bucket.numel]
+        return Exchange(ops.reshape(total, (-1,))[: bucket.numel], state, error, SentIndices(chosen, self.chunk))

@@ -188,21 +188,21 @@ class Ops(Protocol):
     def project_back(self, x: Array, left: Array) -> Array:
         """Return ``x.T @ left`` for a thin ``left``."""
 
-    def quantise(self, x: Array, code: Code, seed: Any = 0, keep: bool = False) -> tuple[Array, Array | None]:
+    def quantise(self, x: Array, code: Code, seed: Any = 0, return_error: bool = False) -> tuple[Array, Array | None]:
         """Encode an array.
 
         Args:
-            x: Shape ``(n,)``; may be overwritten if ``keep`` is set.
+            x: Shape ``(n,)``; may be overwritten if ``return_error`` is set.
             code: The code.
             seed: Seed of the dither, or of the sign of zeros.
-            keep: Return the error too.
+            return_error: Return the error too.
 
         Returns:
-            ``code.size(n, dtype)`` bytes (uint8), and, with ``keep``, ``x`` minus its decoded value.
+            ``code.size(n, dtype)`` bytes (uint8), and, with ``return_error``, ``x`` minus its decoded value.
         """
 
     def quantise_parts(
-        self, x: Array, parts: int, code: Code, seed: Any = 0, keep: bool = False
+        self, x: Array, parts: int, code: Code, seed: Any = 0, return_error: bool = False
     ) -> tuple[Array, Array | None]:
         """Encode parts of equal length, each with its own seed; see `quantise`.
 

@@ -52,31 +52,31 @@ class CpuKernelOps(HostOps):
         """Return memory for ``n`` float32 that the framework uses without a copy."""
         return SPARE.take(n)
 
-    def quantise(self, x: Array, code: Code, seed: Any = 0, keep: bool = False) -> tuple[Array, Array | None]:
+    def quantise(self, x: Array, code: Code, seed: Any = 0, return_error: bool = False) -> tuple[Array, Array | None]:
         if not self._fits(x):
-            return super().quantise(x, code, seed, keep)
-        data, left = self.quantise_parts(x, 1, code, seed, keep, draw=False)
-        return self.reshape(data, (-1,)), left
+            return super().quantise(x, code, seed, return_error)
+        data, error = self.quantise_parts(x, 1, code, seed, return_error, draw=False)
+        return self.reshape(data, (-1,)), error
 
     def quantise_parts(
-        self, x: Array, parts: int, code: Code, seed: Any = 0, keep: bool = False, draw: bool = True
+        self, x: Array, parts: int, code: Code, seed: Any = 0, return_error: bool = False, draw: bool = True
     ) -> tuple[Array, Array | None]:
         if not self._fits(x):
-            return super().quantise_parts(x, parts, code, seed, keep)
+            return super().quantise_parts(x, parts, code, seed, return_error)
         n = int(x.shape[0])
         size = -(-n // parts)
         row = code.size(size, "float32")
 
         def run(x: Arr, *seeds: Arr) -> list[Arr]:
-            data, left = np.empty((parts, row), np.uint8), x if keep else None
+            data, error = np.empty((parts, row), np.uint8), x if return_error else None
             for i in range(parts):
                 here = slice(i * size, (i + 1) * size)
-                data[i] = _quantise(x[here], code, int(seeds[i]), None if left is None else left[here], size)
-            return [data] if left is None else [data, left]
+                data[i] = _quantise(x[here], code, int(seeds[i]), None if error is None else error[here], size)
+            return [data] if error is None else [data, error]
 
         seeds = [self.seed(seed, i) for i in range(parts)] if draw else [seed]
         found = self.call(run, x, *seeds)
-        return found[0], found[1] if keep else None
+        return found[0], found[1] if return_error else None
 
     def dequantise(self, rows: Array, code: Code, n: int, dtype: str, join: bool = False) -> Array:
         if dtype != "float32":
@@ -220,12 +220,12 @@ class CpuKernelOps(HostOps):
         )[0]
 
 
-def _quantise(x: Arr, code: Code, seed: int, left: Arr | None, size: int) -> Arr:
-    """Return the bytes of a part, padded with zeros to ``size``, and write the error to ``left``."""
+def _quantise(x: Arr, code: Code, seed: int, error: Arr | None, size: int) -> Arr:
+    """Return the bytes of a part, padded with zeros to ``size``, and write the error to ``error``."""
     if x.size == size:
-        return cpu.quantise(x, code, seed, left)
-    rest = None if left is None else np.empty(size, x.dtype)
+        return cpu.quantise(x, code, seed, error)
+    rest = None if error is None else np.empty(size, x.dtype)
     data = cpu.quantise(np.pad(x, (0, size - x.size)), code, seed, rest)
-    if left is not None and rest is not None:
-        left[...] = rest[: x.size]
+    if error is not None and rest is not None:
+        error[...] = rest[: x.size]
     return data

@@ -53,19 +53,19 @@ class ReferenceOps(Ops):
     def project_back(self, x: Array, left: Array) -> Array:
         return self.transpose(x) @ left
 
-    def quantise(self, x: Array, code: Code, seed: Any = 0, keep: bool = False) -> tuple[Array, Array | None]:
+    def quantise(self, x: Array, code: Code, seed: Any = 0, return_error: bool = False) -> tuple[Array, Array | None]:
         data = encode(self, x, code, seed)
-        return data, x - decode(self, data, code, int(x.shape[0]), self.dtype(x)) if keep else None
+        return data, x - decode(self, data, code, int(x.shape[0]), self.dtype(x)) if return_error else None
 
     def quantise_parts(
-        self, x: Array, parts: int, code: Code, seed: Any = 0, keep: bool = False
+        self, x: Array, parts: int, code: Code, seed: Any = 0, return_error: bool = False
     ) -> tuple[Array, Array | None]:
         n = int(x.shape[0])
         size = -(-n // parts)
         rows = self.reshape(self.pad(x, parts * size), (parts, size))
-        coded = [self.quantise(rows[i], code, self.seed(seed, i), keep) for i in range(parts)]
+        coded = [self.quantise(rows[i], code, self.seed(seed, i), return_error) for i in range(parts)]
         data = self.reshape(self.concat([data for data, _ in coded]), (parts, -1))
-        return data, self.concat([left for _, left in coded])[:n] if keep else None
+        return data, self.concat([error for _, error in coded])[:n] if return_error else None
 
     def dequantise(self, rows: Array, code: Code, n: int, dtype: str, join: bool = False) -> Array:
         parts = [decode(self, rows[number], code, n, dtype) for number in range(int(rows.shape[0]))]

@@ -41,10 +41,10 @@ class TorchCudaOps(TorchOps):
         torch._foreach_copy_([to for _, to in pieces], [whole[span].view(to.shape) for span, to in pieces])
         return largest([whole, *(to for _, to in pieces if to.dtype is not whole.dtype)])
 
-    def quantise(self, x: Tensor, code: Code, seed: Any = 0, keep: bool = False) -> tuple[Array, Array | None]:
+    def quantise(self, x: Tensor, code: Code, seed: Any = 0, return_error: bool = False) -> tuple[Array, Array | None]:
         if not (self._fits(x) and fits(code)):
-            return super().quantise(x, code, seed, keep)
-        return cuda.quantise(x, code, seed, keep, x if keep else None)
+            return super().quantise(x, code, seed, return_error)
+        return cuda.quantise(x, code, seed, return_error, x if return_error else None)
 
     def dequantise(self, rows: Tensor, code: Code, n: int, dtype: str, join: bool = False) -> Array:
         if dtype != "float32" or not (n and fits(code)):

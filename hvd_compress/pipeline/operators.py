@@ -64,7 +64,7 @@ class MinMax(Method):
         check_range("bits", self.bits, "2 to 8", 2 <= self.bits <= 8)
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, return_error: bool = False
     ) -> Exchanging:
         ends = ops.extremes(x)
         codes = ops.to_steps(x, ends, self._levels)
@@ -72,8 +72,8 @@ class MinMax(Method):
         total = self._decode(ops, bucket, everyone[0])
         for rank in range(1, world.size):
             total = ops.add(total, self._decode(ops, bucket, everyone[rank]))
-        left = ops.subtract(x, ops.from_steps(codes, ends, self._levels)) if keep else None
-        return Exchange(total, state, left)
+        error = ops.subtract(x, ops.from_steps(codes, ends, self._levels)) if return_error else None
+        return Exchange(total, state, error)
 
     @property
     def _levels(self) -> int:
@@ -110,7 +110,9 @@ class SharedMask(Method):
     def __post_init__(self) -> None:
         check_range("values", self.values, "'fp32' or 'fp16'", self.values in ("fp32", "fp16"))
 
-    def exchange(self, ops: Ops, bucket: Bucket, x: Array, state: Mask, world: World, keep: bool = False) -> Exchanging:
+    def exchange(
+        self, ops: Ops, bucket: Bucket, x: Array, state: Mask, world: World, return_error: bool = False
+    ) -> Exchanging:
         values = ops.take(x, state.indices)
         if self.values == "fp16":
             values = ops.cast(ops.clip(values, -HALF_MAX, HALF_MAX), "float16")

@@ -67,8 +67,8 @@ def frozen(x: Any) -> Any:
 
 def compress(x: Any, code: Code, seed: int) -> tuple[Any, Any]:
     """The kernel: bytes, and what is left."""
-    left = np.empty_like(x)
-    return cpu.quantise(x, code, seed, left), left
+    error = np.empty_like(x)
+    return cpu.quantise(x, code, seed, error), error
 
 
 @pytest.mark.parametrize(("code", "n"), one_in(4, itertools.product(EXACT, SIZES)), ids=str)
@@ -76,27 +76,27 @@ def test_the_bytes_and_what_is_left_are_the_oracles(n: int, code: Code) -> None:
     if code.kind == "powers" and not n:
         return  # the plain version has no largest of nothing
     x = frozen(numbers(n, 1))
-    data, left = ORACLE.quantise(x, code, 9, True)
+    data, error = ORACLE.quantise(x, code, 9, True)
     mine, out = compress(x, code, 9)
     np.testing.assert_array_equal(mine, data)
-    np.testing.assert_array_equal(out, left)
+    np.testing.assert_array_equal(out, error)
     np.testing.assert_array_equal(cpu.quantise(x, code, 9), data)
     place = x.copy()
     np.testing.assert_array_equal(cpu.quantise(place, code, 9, place), data)
-    np.testing.assert_array_equal(place, left)
+    np.testing.assert_array_equal(place, error)
 
 
 @pytest.mark.parametrize(("code", "n"), one_in(4, itertools.product(SUMMED, SIZES)), ids=str)
 def test_scales_that_are_sums_agree_up_to_rounding_and_codes_fit_them(n: int, code: Code) -> None:
     x = frozen(numbers(n, 3))
     data, _ = ORACLE.quantise(x, code, 9)
-    mine, left = compress(x, code, 9)
+    mine, error = compress(x, code, 9)
     skip = 4 * code.scales * -(-n // max(1, min(n, code.block)))
     scales = mine[:skip].view(np.float32)
     np.testing.assert_allclose(scales, data[:skip].view(np.float32), rtol=3e-6, atol=1e-44)
     decoded = cpu.dequantise(frozen(mine[None]), code, n)
     np.testing.assert_array_equal(decoded, ORACLE.dequantise(mine[None], code, n, "float32"))
-    np.testing.assert_array_equal(left, x - decoded)
+    np.testing.assert_array_equal(error, x - decoded)
     # A code differs only where a scale that is off by a rounding error moves a number over the edge between two codes.
     assert (mine[skip:] != data[skip:]).sum() <= 1 + n // 1000
 
@@ -139,10 +139,10 @@ def test_bytes_that_do_not_begin_at_a_whole_number_can_be_read() -> None:
 def test_constants(value: float) -> None:
     x = np.full(600, value, np.float32)
     for code in EXACT:
-        data, left = ORACLE.quantise(x, code, 1, True)
+        data, error = ORACLE.quantise(x, code, 1, True)
         mine, out = compress(x, code, 1)
         np.testing.assert_array_equal(mine, data)
-        np.testing.assert_array_equal(out, left)
+        np.testing.assert_array_equal(out, error)
 
 
 @settings(max_examples=60)
@@ -157,9 +157,9 @@ def test_constants(value: float) -> None:
 def test_any_length_block_width_and_seed(n: int, block: int, bits: int, dither: bool, seed: int, scale: float) -> None:
     x = (np.random.default_rng(seed).uniform(-1, 1, n) * scale).astype(np.float32)
     code = Code("max", bits, block, dither=dither)
-    data, left = ORACLE.quantise(x, code, seed, True)
+    data, error = ORACLE.quantise(x, code, seed, True)
     mine, out = compress(x, code, seed)
     np.testing.assert_array_equal(mine, data)
-    np.testing.assert_array_equal(out, left)
+    np.testing.assert_array_equal(out, error)
     want = ORACLE.dequantise(data[None], code, n, "float32")
     np.testing.assert_array_equal(cpu.dequantise(mine[None], code, n), want)

@@ -103,7 +103,7 @@ class Summing(Method):
         self.bits, self.zero = bits, zero
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: object, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: object, world: World, return_error: bool = False
     ) -> Exchanging:
         codes = ops.pack(ops.cast(x, "uint8"), self.bits)
         summed = yield SaturatingSum(codes, self.bits, self.zero)

@@ -7,7 +7,7 @@ import pytest
 from worlds import Arr, bucket_of, normal, ops_of
 
 from hvd_compress.core.bucket import Bucket
-from hvd_compress.core.collectives import Chosen, World
+from hvd_compress.core.collectives import SentIndices, World
 from hvd_compress.methods.randomk import RandomK
 from hvd_compress.transport.lockstep import lockstep
 
@@ -57,8 +57,8 @@ def test_values_are_summed_where_they_belong() -> None:
     bucket, ops, method = bucket_of((300,)), ops_of("numpy"), RandomK(ratio=0.2)
     xs = normal(bucket, 4)
     results = lockstep(ops, method, bucket, xs, [method.init(ops, bucket, World(0, len(xs))) for _ in xs])
-    chosen = results[0].chosen
-    assert isinstance(chosen, Chosen)
-    sent = chosen.rows
+    sent_indices = results[0].sent_indices
+    assert isinstance(sent_indices, SentIndices)
+    sent = sent_indices.rows
     np.testing.assert_allclose(results[0].total[sent], np.sum(xs, axis=0)[sent], rtol=1e-6)
     assert np.count_nonzero(results[0].total) == len(sent) == 60

@@ -49,7 +49,7 @@ class Codes(Method):
     zero: int
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, return_error: bool = False
     ) -> Exchanging:
         top = 2**self.bits - 1
         codes = ops.cast(ops.clip(ops.floor(x), -self.zero, top - self.zero) + self.zero, "uint8")

@@ -85,7 +85,11 @@ def same(ops: Ops, name: str, *args: Any, atol: float = 0) -> None:
         ("uniform", (mix32(1), 1000)),
         ("below", (mix32(2), RNG.integers(1, 2**31 - 1, 1000))),
         ("below", (mix32(3), np.ones(9, np.int64))),
-        *(("quantise", (FLOATS, code, mix32(4), keep)) for code in SOME_CODES for keep in (False, True)),
+        *(
+            ("quantise", (FLOATS, code, mix32(4), return_error))
+            for code in SOME_CODES
+            for return_error in (False, True)
+        ),
         *(("quantise", (np.zeros(9, np.float32), Code("one", 1), mix32(seed))) for seed in range(8)),
         *(("dequantise", (ORACLE.quantise(FLOATS, code)[0][None], code, 60, "float32")) for code in SOME_CODES),
         *(

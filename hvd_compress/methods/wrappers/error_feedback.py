@@ -68,9 +68,9 @@ class ErrorFeedback(Wrapper):
         return state.residual
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: ErrorFeedbackState, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: ErrorFeedbackState, world: World, return_error: bool = False
     ) -> Exchanging:
-        exchange = yield from self.inner.exchange(ops, bucket, x, state.inner, world, keep=True)
+        exchange = yield from self.inner.exchange(ops, bucket, x, state.inner, world, return_error=True)
         return self._keep_residual(ops, state, exchange)
 
     @property
@@ -78,13 +78,13 @@ class ErrorFeedback(Wrapper):
         return self.inner.supports_reduce_scatter
 
     def reduce_scatter(
-        self, ops: Ops, bucket: Bucket, x: Array, state: ErrorFeedbackState, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: ErrorFeedbackState, world: World, return_error: bool = False
     ) -> Exchanging:
-        exchange = yield from self.inner.reduce_scatter(ops, bucket, x, state.inner, world, keep=True)
+        exchange = yield from self.inner.reduce_scatter(ops, bucket, x, state.inner, world, return_error=True)
         return self._keep_residual(ops, state, exchange)
 
     def _keep_residual(self, ops: Ops, state: ErrorFeedbackState, exchange: Exchange) -> Exchange:
-        residual = exchange.left if self.decay == 1 else ops.scale(exchange.left, self.decay)
+        residual = exchange.error if self.decay == 1 else ops.scale(exchange.error, self.decay)
         if self.lowpass != 1:
             residual = ops.blend(state.residual, residual, 1 - self.lowpass)
         return Exchange(exchange.total, ErrorFeedbackState(residual, exchange.state))
@@ -131,11 +131,11 @@ class EF21(Wrapper):
         return EF21State(zeros, zeros, self.inner.init(ops, bucket, world))
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: EF21State, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: EF21State, world: World, return_error: bool = False
     ) -> Exchanging:
         change = x - state.local
-        exchange = yield from self.inner.exchange(ops, bucket, change, state.inner, world, keep=True)
-        local = x - exchange.left
+        exchange = yield from self.inner.exchange(ops, bucket, change, state.inner, world, return_error=True)
+        local = x - exchange.error
         shared = state.shared + dense(ops, exchange.total)
         return Exchange(own(shared), EF21State(local, shared, exchange.state))
 

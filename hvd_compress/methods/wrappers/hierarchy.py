@@ -17,7 +17,7 @@ from hvd_compress.core.collectives import (
     Exchange,
     Exchanging,
     ReduceScatter,
-    Unsent,
+    UnsentMask,
     World,
     rewrite,
 )
@@ -106,38 +106,38 @@ class Hierarchical(Wrapper):
         return (deal if self.inner.matrixwise else cut)(bucket.shapes, world.local_size)
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: HierarchicalState, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: HierarchicalState, world: World, return_error: bool = False
     ) -> Exchanging:
         if world.local_size == 1:
-            flat = yield from self.inner.exchange(ops, bucket, x, state.inner, world, keep)
+            flat = yield from self.inner.exchange(ops, bucket, x, state.inner, world, return_error)
             return flat._replace(state=HierarchicalState(flat.state))
         if world.nodes == 1:
             exact = yield AllReduce(x)
-            return Exchange(exact, state, ops.zeros((bucket.numel,), bucket.dtype) if keep else None)
+            return Exchange(exact, state, ops.zeros((bucket.numel,), bucket.dtype) if return_error else None)
         parts, me = self._parts(bucket, world), world.local_rank
         rows = split(ops, parts, x)
-        clips = keep or self.inner.scaleless  # else an overflow shall be seen
+        clips = return_error or self.inner.scaleless  # else an overflow shall be seen
         sent = self._cast(ops, rows, world.size if clips else None)
         mine = yield ReduceScatter(sent, "node")
         part = part_of(bucket, parts, me)
         mine = ops.cast(mine, bucket.dtype)[: part.numel]
-        inner = self.inner.exchange(ops, part, mine, state.inner, world.within("across"), keep)
+        inner = self.inner.exchange(ops, part, mine, state.inner, world.within("across"), return_error)
         exchange: Exchange = yield from rewrite(inner, _across)
         total: EncodedSum
         if isinstance(exchange.total, SparseSum):
             total = yield from self._gather_sparse(ops, bucket, parts, exchange.total)
         else:
             total = yield from self._gather(ops, bucket, parts, dense(ops, exchange.total))
-        left = None
-        if keep:
+        error = None
+        if return_error:
             rounded = None if self.inside == "none" else join(ops, parts, rows - ops.cast(sent, bucket.dtype))
-            left = self._left(ops, parts, me, x, exchange.left)
-            left = left if rounded is None else left + rounded
+            error = self._error(ops, parts, me, x, exchange.error)
+            error = error if rounded is None else error + rounded
         masked = None
-        if keep and self.masks and exchange.chosen is not None:
+        if return_error and self.masks and exchange.sent_indices is not None:
             ones = ops.zeros((part.numel,), bucket.dtype) + 1
-            masked = yield from self._unsent(ops, parts, clear(ops, ones, exchange.chosen))
-        return Exchange(total, HierarchicalState(exchange.state), left, masked)
+            masked = yield from self._unsent_mask(ops, parts, clear(ops, ones, exchange.sent_indices))
+        return Exchange(total, HierarchicalState(exchange.state), error, masked)
 
     dense = Method.dense  # the inner method has a part of the bucket only
 
@@ -151,7 +151,7 @@ class Hierarchical(Wrapper):
         part = part_of(bucket, parts, me)
         nothing = ops.zeros((part.numel,), bucket.dtype)
         mine, inner = self.inner.flush(ops, part, nothing, state.inner, world.within("across"))
-        kept = self._left(ops, parts, me, ops.zeros((bucket.numel,), bucket.dtype), mine)
+        kept = self._error(ops, parts, me, ops.zeros((bucket.numel,), bucket.dtype), mine)
         return ops.add(x, kept), HierarchicalState(inner)
 
     def _cast(self, ops: Ops, x: Array, ranks: int | None = None) -> Array:
@@ -185,16 +185,16 @@ class Hierarchical(Wrapper):
         return SparseSum(pieces, bucket.numel, bucket.dtype)
 
     @staticmethod
-    def _unsent(ops: Ops, parts: Parts, mine: Array) -> Generator[Collective, Any, Unsent]:
+    def _unsent_mask(ops: Ops, parts: Parts, mine: Array) -> Generator[Collective, Any, UnsentMask]:
         """Return the coordinates that no rank of the node sent, given those of the part of each rank as ones."""
         packed = ops.pack(ops.cast(ops.pad(mine, parts.length), "uint8"), 1)
         gathered = yield AllGather(packed, scope="node")
         rows = [ops.unpack(gathered[i], 1, parts.length) for i in range(len(parts.pieces))]
-        return Unsent(join(ops, parts, ops.reshape(ops.concat(rows), (-1, parts.length))))
+        return UnsentMask(join(ops, parts, ops.reshape(ops.concat(rows), (-1, parts.length))))
 
     @staticmethod
-    def _left(ops: Ops, parts: Parts, me: int, x: Array, mine: Array) -> Array:
-        """Return what is left of the bucket: that of the part of this rank, and zeros. May overwrite ``x``."""
+    def _error(ops: Ops, parts: Parts, me: int, x: Array, mine: Array) -> Array:
+        """Return the error of the bucket: that of the part of this rank, and zeros. May overwrite ``x``."""
         if _in_order(parts):
             numel = sum(piece.stop - piece.start for piece in parts.pieces[me])
             return ops.only(x, min(me * parts.length, int(x.shape[0])), mine[:numel])

@@ -45,7 +45,7 @@ class Measured(Wrapper):
         return MeasuredState(zero, zero, self.inner.init(ops, bucket, world))
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: MeasuredState, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: MeasuredState, world: World, return_error: bool = False
     ) -> Exchanging:
         exact = yield AllReduce(x)
         x = compensate(ops, self.inner, x, state.inner)

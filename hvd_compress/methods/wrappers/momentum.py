@@ -81,13 +81,19 @@ class MomentumCorrection(Wrapper):
         return ops.accelerate(x, state.velocity, state.residual, self.momentum, self.nesterov)
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: MomentumCorrectionState, world: World, keep: bool = False
+        self,
+        ops: Ops,
+        bucket: Bucket,
+        x: Array,
+        state: MomentumCorrectionState,
+        world: World,
+        return_error: bool = False,
     ) -> Exchanging:
         velocity, corrected = self._accumulate(ops, x, state, world)
-        exchange = yield from self.inner.exchange(ops, bucket, corrected, state.inner, world, keep=True)
-        if exchange.chosen is not None:
-            velocity = clear(ops, velocity, exchange.chosen)
-        return Exchange(exchange.total, MomentumCorrectionState(velocity, exchange.left, exchange.state))
+        exchange = yield from self.inner.exchange(ops, bucket, corrected, state.inner, world, return_error=True)
+        if exchange.sent_indices is not None:
+            velocity = clear(ops, velocity, exchange.sent_indices)
+        return Exchange(exchange.total, MomentumCorrectionState(velocity, exchange.error, exchange.state))
 
     def dense(self, ops: Ops, bucket: Bucket, x: Array, state: MomentumCorrectionState, world: World) -> Exchanging:
         velocity, corrected = self._accumulate(ops, x, state, world)
@@ -134,7 +140,7 @@ class Momentum(Wrapper):
         return MomentumState(ops.zeros((bucket.numel,), bucket.dtype), self.inner.init(ops, bucket, world))
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: MomentumState, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: MomentumState, world: World, return_error: bool = False
     ) -> Exchanging:
         x = compensate(ops, self.inner, x, state.inner)
         return self._apply(ops, state, (yield from self.inner.exchange(ops, bucket, x, state.inner, world)))

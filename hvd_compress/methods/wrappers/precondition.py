@@ -95,12 +95,12 @@ class Precondition(Wrapper):
         return exchange._replace(state=state._replace(inner=exchange.state))
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: PreconditionState, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: PreconditionState, world: World, return_error: bool = False
     ) -> Exchanging:
         return self._sum(self.inner.exchange, ops, bucket, x, state, world)
 
     def reduce_scatter(
-        self, ops: Ops, bucket: Bucket, x: Array, state: PreconditionState, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: PreconditionState, world: World, return_error: bool = False
     ) -> Exchanging:
         return self._sum(self.inner.reduce_scatter, ops, bucket, x, state, world)
 

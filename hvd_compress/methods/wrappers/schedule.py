@@ -73,7 +73,7 @@ class Schedule(Wrapper):
         return self.inner.residual(state.inner)
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: ScheduleState, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: ScheduleState, world: World, return_error: bool = False
     ) -> Exchanging:
         method = next((stage.method for stage in self.stages if state.step < stage.until), self.inner)
         if self.every and state.step % self.every == self.every - 1:
@@ -189,7 +189,7 @@ class Phases(Method):
         return state.residual
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: PhasesState, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: PhasesState, world: World, return_error: bool = False
     ) -> Exchanging:
         number = max(number for number, (begin, _) in enumerate(self.phases) if state.step >= begin)
         begin, method = self.phases[number]
@@ -262,7 +262,7 @@ class Delayed(Wrapper):
         return DelayedState(0, zeros, zeros, self.inner.init(ops, bucket, world))
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: DelayedState, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: DelayedState, world: World, return_error: bool = False
     ) -> Exchanging:
         behind = state.arriving - state.ahead * world.size
 

@@ -94,8 +94,8 @@ def check(x: Arr, code: Code, seed: int) -> None:
         assert abs(codes - others).max(initial=0) <= 1 and (codes != others).sum() <= n / 500
 
     array = put(x)
-    again, left = quantise(array, code, seed, keep=True, out=array)
-    assert left is array and torch.equal(again, data)
+    again, error = quantise(array, code, seed, return_error=True, out=array)
+    assert error is array and torch.equal(again, data)
     np.testing.assert_array_equal(get(array), x - ORACLE.dequantise(mine[None], code, n, "float32"))
 
     rows = np.stack([mine, ORACLE.quantise(x[::-1].copy(), code, seed)[0], mine])

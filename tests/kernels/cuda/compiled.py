@@ -63,7 +63,7 @@ def kernel_modules() -> list[ModuleType]:
 
 def code_use(code: Code) -> Callable[[Tensor], object]:
     def use(x: Tensor) -> None:
-        data, _ = cuda.quantise(x, code, 3, keep=True, out=x)
+        data, _ = cuda.quantise(x, code, 3, return_error=True, out=x)
         cuda.dequantise(data[None], code, N)
 
     return use

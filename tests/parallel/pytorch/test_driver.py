@@ -67,7 +67,7 @@ class Roundabout(Method):
     name = "roundabout"
 
     def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, keep: bool = False
+        self, ops: Ops, bucket: Bucket, x: Array, state: State, world: World, return_error: bool = False
     ) -> Exchanging:
         part = -(-bucket.numel // world.size)
         rows = ops.reshape(ops.pad(x, part * world.size), (world.size, -1))

@@ -40,26 +40,26 @@ def quantise(x: Floats, code: Code, seed: int, out: Floats | None = None) -> Byt
     """
     n = x.size
     data = np.empty(code.size(n, "float32"), np.uint8)
-    left = _EMPTY if out is None else out
+    error = _EMPTY if out is None else out
     if code.kind == "bfloat16":
-        encode_bfloat16(x, data.view(np.uint16), left)
+        encode_bfloat16(x, data.view(np.uint16), error)
     elif code.kind == "powers":
-        encode_powers(x, *_keys(seed), data, left)
+        encode_powers(x, *_keys(seed), data, error)
     elif code.kind == "top":
         blocks, record = layout_of(code, n)
         head, records = data[: 4 * blocks.number].view(np.uint16), data[4 * blocks.number :]
-        encode_top(x, blocks.size, *record, head.reshape(2, -1), records.reshape(-1, record.size), left)
+        encode_top(x, blocks.size, *record, head.reshape(2, -1), records.reshape(-1, record.size), error)
     else:
         block, skip = _layout(code, n)
         scales, planes = data[:skip].view(np.float32), data[skip:]
         if code.kind in _SIGNS:
             kind = _SIGNS[code.kind]
-            encode_signs(x, kind, block, *_keys(seed), scales.reshape(kind, scales.size // max(kind, 1)), planes, left)
+            encode_signs(x, kind, block, *_keys(seed), scales.reshape(kind, scales.size // max(kind, 1)), planes, error)
         elif code.float8:
-            encode_float8(x, *_float8(code.float8), block, code.dither, *_keys(seed), scales, planes, left)
+            encode_float8(x, *_float8(code.float8), block, code.dither, *_keys(seed), scales, planes, error)
         else:
             how = (_SCALES[code.kind], code.bits, block, code.clip, code.dither)
-            encode_levels(x, *how, *_keys(seed), scales, planes, left)
+            encode_levels(x, *how, *_keys(seed), scales, planes, error)
     return data
 
 

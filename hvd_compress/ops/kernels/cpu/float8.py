@@ -91,9 +91,9 @@ def _dithered(
 @loop(NOTHING, FLOATS, WORD, WORD, INT, FLAG, WORD, WORD, FLOATS_OUT, BYTES_OUT, FLOATS_OUT)
 def encode_float8(
     x: Any, mantissa: Any, smallest: Any, block: Any, dither: Any, seed: Any, key: Any,
-    scales: Any, codes: Any, left: Any,
+    scales: Any, codes: Any, error: Any,
 ) -> None:  # fmt: skip
-    """Write scales and codes of ``x``, and, where ``left`` is not empty, what they leave of it; it may be ``x``."""
+    """Write scales and codes of ``x``, and their error to ``error``, if it is not empty; it may be ``x``."""
     whole, unused = np.empty(GROUP, np.float32), np.empty(GROUP, np.float32)
     for number in range(scales.size):
         last = min((number + 1) * block, x.size)
@@ -103,7 +103,7 @@ def encode_float8(
         for start in range(number * block, last, GROUP):
             stop = min(start + GROUP, last)
             copied(x[start:stop], whole)
-            some, remains = codes[start:stop], left[start:stop] if left.size else unused[: stop - start]
+            some, remains = codes[start:stop], error[start:stop] if error.size else unused[: stop - start]
             if dither:
                 _dithered(whole, inverse, step, mantissa, smallest, some, remains, start, seed, key)
             else:

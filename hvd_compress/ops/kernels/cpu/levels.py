@@ -85,9 +85,9 @@ def _scale(x: Any, start: Any, stop: Any, kind: Any, clip: Any) -> Any:
 )  # fmt: skip
 def encode_levels(
     x: Any, kind: Any, bits: Any, block: Any, clip: Any, dither: Any, seed: Any, key: Any,
-    scales: Any, planes: Any, left: Any,
+    scales: Any, planes: Any, error: Any,
 ) -> None:  # fmt: skip
-    """Write scales and codes of ``x``, and, where ``left`` is not empty, what they leave of it."""
+    """Write scales and codes of ``x``, and their error to ``error``, if it is not empty."""
     n, levels, scale = x.size, np.float32((1 << (bits - 1)) - 1), np.float32(0)
     whole, unused, codes = np.empty(GROUP, np.float32), np.empty(GROUP, np.float32), np.empty(GROUP, np.uint8)
     words, packed = codes.view(np.uint64), np.empty(GROUP, np.uint8)
@@ -105,7 +105,7 @@ def encode_levels(
                 scale = peak if alone else _scale(x, here, last, kind, clip)
                 scales[number] = scale
             inverse, step = levels / (scale if scale > _TINY else np.float32(1)), scale / levels
-            lows, remains = codes[here - start :], left[here:stop] if left.size else unused[: stop - here]
+            lows, remains = codes[here - start :], error[here:stop] if error.size else unused[: stop - here]
             if dither:
                 _dithered(whole, inverse, levels, step, lows, remains, here, seed, key)
             else:

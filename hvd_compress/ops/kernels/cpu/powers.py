@@ -50,8 +50,8 @@ def _power(code: Any, top: Any) -> Any:
 
 
 @loop(NOTHING, FLOATS, WORD, WORD, BYTES_OUT, FLOATS_OUT)
-def encode_powers(x: Any, seed: Any, key: Any, data: Any, left: Any) -> None:
-    """Write the codes of ``x``, and, where ``left`` is not empty, what they leave of it; it may be ``x``."""
+def encode_powers(x: Any, seed: Any, key: Any, data: Any, error: Any) -> None:
+    """Write the codes of ``x``, and their error to ``error``, if it is not empty; it may be ``x``."""
     n, top = x.size, np.int32(0)
     whole, unused = np.empty(GROUP, np.float32), np.empty(GROUP, np.float32)
     for start in range(0, n, GROUP):
@@ -66,7 +66,7 @@ def encode_powers(x: Any, seed: Any, key: Any, data: Any, left: Any) -> None:
     for start in range(0, n, GROUP):
         end = min(start + GROUP, n)
         copied(x[start:end], whole)
-        codes, remains = data[1 + start : 1 + end], left[start:end] if left.size else unused
+        codes, remains = data[1 + start : 1 + end], error[start:end] if error.size else unused
         for i in range(end - start):
             below = max(np.int32(np.int32(codes[i]) - top + np.int32(EXPONENTS)), np.int32(0))
             code = np.int32(below + (np.int32(128) if whole[i] < 0 else np.int32(0)))
@@ -91,13 +91,13 @@ def decode_powers(rows: Any, first: Any, last: Any, out: Any) -> None:
 
 
 @loop(NOTHING, FLOATS, SHORTS_OUT, FLOATS_OUT)
-def encode_bfloat16(x: Any, data: Any, left: Any) -> None:
-    """Write the nearest bfloat16 to ``x``, and, where ``left`` is not empty, what they leave of it."""
+def encode_bfloat16(x: Any, data: Any, error: Any) -> None:
+    """Write the nearest bfloat16 to ``x``, and their error to ``error``, if it is not empty."""
     n, whole, unused = x.size, np.empty(GROUP, np.float32), np.empty(GROUP, np.float32)
     for start in range(0, n, GROUP):
         end = min(start + GROUP, n)
         copied(x[start:end], whole)
-        codes, remains = data[start:end], left[start:end] if left.size else unused
+        codes, remains = data[start:end], error[start:end] if error.size else unused
         for i in range(end - start):
             code = narrowed(whole[i])
             codes[i] = code

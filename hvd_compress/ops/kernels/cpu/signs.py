@@ -72,8 +72,8 @@ def _split(x: Any, zero: Any, above: Any, below: Any, codes: Any, remains: Any) 
 
 
 @loop(NOTHING, FLOATS, INT, INT, WORD, WORD, filled(types.float32, 2), BYTES_OUT, FLOATS_OUT)
-def encode_signs(x: Any, kind: Any, block: Any, seed: Any, key: Any, scales: Any, planes: Any, left: Any) -> None:
-    """Write scales and signs of ``x``, and, where ``left`` is not empty, what they leave of it.
+def encode_signs(x: Any, kind: Any, block: Any, seed: Any, key: Any, scales: Any, planes: Any, error: Any) -> None:
+    """Write scales and signs of ``x``, and their error to ``error``, if it is not empty.
 
     Args:
         x: Numbers.
@@ -83,7 +83,7 @@ def encode_signs(x: Any, kind: Any, block: Any, seed: Any, key: Any, scales: Any
         key: The second one.
         scales: Shape (kind, blocks).
         planes: The packed signs.
-        left: May be ``x``.
+        error: May be ``x``.
     """
     n, above, below = x.size, np.float32(1), np.float32(-1)
     zero = kind > 0 or scrambled(np.uint32(0), seed, key) < np.uint32(0x80000000)
@@ -102,7 +102,7 @@ def encode_signs(x: Any, kind: Any, block: Any, seed: Any, key: Any, scales: Any
                     scales[row, number] = below if row else above
             stop = min(stop, end)
             copied(x[here:stop], whole)
-            remains = left[here:stop] if left.size else unused[: stop - here]
+            remains = error[here:stop] if error.size else unused[: stop - here]
             _split(whole, zero, above, below, codes[here - start :], remains)
             here = stop
         pack_group(codes, words, start, end - start, 1, n, planes, buffer, packed)

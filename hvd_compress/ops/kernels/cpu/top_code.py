@@ -102,8 +102,8 @@ def _get(record: Any, place: Any, bits: Any) -> Any:
 
 
 @loop(NOTHING, FLOATS, INT, INT, INT, INT, filled(types.uint16, 2), filled(types.uint8, 2), FLOATS_OUT)
-def encode_top(x: Any, size: Any, kept: Any, low: Any, highs: Any, scales: Any, records: Any, left: Any) -> None:
-    """Write scales and records of ``x``, and, where ``left`` is not empty, what they leave of it.
+def encode_top(x: Any, size: Any, kept: Any, low: Any, highs: Any, scales: Any, records: Any, error: Any) -> None:
+    """Write scales and records of ``x``, and their error to ``error``, if it is not empty.
 
     Args:
         x: Numbers.
@@ -113,7 +113,7 @@ def encode_top(x: Any, size: Any, kept: Any, low: Any, highs: Any, scales: Any, 
         highs: Bits for the high parts.
         scales: Bits of bfloat16, shape (2, blocks).
         records: uint8, shape (blocks, bytes).
-        left: May be ``x``.
+        error: May be ``x``.
     """
     room = (size + _CHUNK - 1) // _CHUNK * _CHUNK
     block, bits, indices = np.empty(room, np.float32), np.empty(room, np.uint32), np.empty(kept, np.int64)
@@ -129,8 +129,8 @@ def encode_top(x: Any, size: Any, kept: Any, low: Any, highs: Any, scales: Any, 
         _select(block, bits, size, indices)
         mean, above, below = _magnitudes(block, indices)
         scales[0, row], scales[1, row] = above, below
-        if left.size:
-            left[start : start + members] = block[:members]
+        if error.size:
+            error[start : start + members] = block[:members]
         record = records[row]
         for order in range(kept):
             i = indices[order]
@@ -139,9 +139,9 @@ def encode_top(x: Any, size: Any, kept: Any, low: Any, highs: Any, scales: Any, 
             _put(record, (i >> low) + order, 1)
             code = np.int64(negative) | np.int64(large) << 1 | (i & ((1 << low) - 1)) << 2
             _put(record, highs + order * (low + 2), code)
-            if left.size and i < members:
+            if error.size and i < members:
                 stands = widened(above) if large else widened(below)
-                left[start + i] = value - (-stands if negative else stands)
+                error[start + i] = value - (-stands if negative else stands)
 
 
 @loop(NOTHING, ROWS, given(types.float32, 3), INT, INT, INT, INT, INT, INT, INT, INT, FLOATS_OUT)

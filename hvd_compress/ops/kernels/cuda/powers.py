@@ -1,4 +1,4 @@
-"""Powers of two and bfloat16: round and keep what is left."""
+"""Powers of two and bfloat16: round, and return the error."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def _peaks(
 @kernel("n", "first", "second")
 def _powers(
     x: tl.tensor,
-    left: tl.tensor,
+    error: tl.tensor,
     data: tl.tensor,
     largest: tl.tensor,
     n: tl.tensor,
     first: tl.tensor,
     second: tl.tensor,
-    KEEP: tl.constexpr,
+    RETURN_ERROR: tl.constexpr,
     SIZE: tl.constexpr,
 ) -> None:
     index = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
@@ -70,17 +70,17 @@ def _powers(
     codes = tl.maximum(_rounded(p, index, bits_of(first), bits_of(second)) - top + _EXPONENTS, 0)
     codes += (p < 0).to(tl.int32) * (_EXPONENTS + 1)
     tl.store(data + 1 + index, codes.to(tl.uint8), mask=ok)
-    if KEEP:
-        tl.store(left + index, p - power(codes, top), mask=ok)
+    if RETURN_ERROR:
+        tl.store(error + index, p - power(codes, top), mask=ok)
 
 
 @kernel("n")
 def _bfloat16(
     x: tl.tensor,
-    left: tl.tensor,
+    error: tl.tensor,
     data: tl.tensor,
     n: tl.tensor,
-    KEEP: tl.constexpr,
+    RETURN_ERROR: tl.constexpr,
     SIZE: tl.constexpr,
 ) -> None:
     index = tl.program_id(0).to(tl.int64) * SIZE + tl.arange(0, SIZE)
@@ -88,20 +88,20 @@ def _bfloat16(
     p = tl.load(x + index, mask=ok, other=0.0)
     bits = nearest(p)
     tl.store(data + index, (bits >> 16).to(tl.uint16), mask=ok)
-    if KEEP:
-        tl.store(left + index, p - bits.to(tl.float32, bitcast=True), mask=ok)
+    if RETURN_ERROR:
+        tl.store(error + index, p - bits.to(tl.float32, bitcast=True), mask=ok)
 
 
-def encode_powers(x: Tensor, left: Tensor, data: Tensor, seed: int, keep: bool) -> None:
-    """Write the codes of ``x`` (and what is left of it) to ``data``, behind the largest exponent."""
+def encode_powers(x: Tensor, error: Tensor, data: Tensor, seed: int, return_error: bool) -> None:
+    """Write the codes of ``x`` to ``data``, behind the largest exponent, and the error to ``error``."""
     n = x.numel()
     top = torch.zeros(1, dtype=torch.int32, device=x.device)
     launch(_peaks, tiles(n), x, top, n, *keys(seed), SIZE=TILE)
-    launch(_powers, tiles(n), x, left, data, top, n, *keys(seed), KEEP=keep, SIZE=TILE)
+    launch(_powers, tiles(n), x, error, data, top, n, *keys(seed), RETURN_ERROR=return_error, SIZE=TILE)
     data[:1].copy_(top)
 
 
-def encode_bfloat16(x: Tensor, left: Tensor, data: Tensor, seed: int, keep: bool) -> None:
-    """Write the nearest bfloat16 of ``x`` (and what is left of it) to ``data``."""
+def encode_bfloat16(x: Tensor, error: Tensor, data: Tensor, seed: int, return_error: bool) -> None:
+    """Write the nearest bfloat16 of ``x`` to ``data``, and the error to ``error``."""
     n = x.numel()
-    launch(_bfloat16, tiles(n), x, left, data.view(torch.uint16), n, KEEP=keep, SIZE=TILE)
+    launch(_bfloat16, tiles(n), x, error, data.view(torch.uint16), n, RETURN_ERROR=return_error, SIZE=TILE)

@@ -1,4 +1,4 @@
-"""Codes of a few bits: scale, round, pack and keep what is left, in one pass over memory."""
+"""Codes of a few bits: scale, round, pack and return the error, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _signs(
 @part
 def _encode_plane(
     x: tl.tensor,
-    left: tl.tensor,
+    error: tl.tensor,
     given: tl.tensor,
     plane: tl.tensor,
     groups: tl.tensor,
@@ -82,12 +82,12 @@ def _encode_plane(
     BITS: tl.constexpr,
     PART: tl.constexpr,
     DITHER: tl.constexpr,
-    KEEP: tl.constexpr,
+    RETURN_ERROR: tl.constexpr,
     OWN: tl.constexpr,
     MANTISSA: tl.constexpr,
     SMALLEST: tl.constexpr,
 ) -> tl.tensor:
-    """Write the codes of some groups to a plane of PART bits, with the last one what is left: the plane's bytes."""
+    """Write the codes of some groups to a plane of PART bits, with the last one the error: the plane's bytes."""
     run = run_of(groups, n, 8 // PART) * there
     index, ok = places(groups, run, n, 8 // PART)
     p = tl.load(x + index, mask=ok, other=0.0)
@@ -101,17 +101,17 @@ def _encode_plane(
         codes, value = _levels(p, index, above, first, second, BITS, DITHER)
     codes = codes >> (BITS & (16 - 2 * PART)) & ((1 << PART) - 1)
     store_plane(plane, tl.where(ok, codes, 0), groups, run, 8 // PART)
-    if KEEP and BITS & (PART - 1) == 0:
+    if RETURN_ERROR and BITS & (PART - 1) == 0:
         if BITS != PART:
-            tl.debug_barrier()  # planes differ in which thread reads what, and left may be x
-        tl.store(left + index, p - value, mask=ok)
+            tl.debug_barrier()  # planes differ in which thread reads what, and error may be x
+        tl.store(error + index, p - value, mask=ok)
     return (n.to(tl.int64) * PART + 7) // 8
 
 
 @kernel("n", "number", "size", "first", "second", "clip")
 def _encode(
     x: tl.tensor,
-    left: tl.tensor,
+    error: tl.tensor,
     given: tl.tensor,
     planes: tl.tensor,
     n: tl.tensor,
@@ -124,7 +124,7 @@ def _encode(
     BITS: tl.constexpr,
     WIDEST: tl.constexpr,
     DITHER: tl.constexpr,
-    KEEP: tl.constexpr,
+    RETURN_ERROR: tl.constexpr,
     OWN: tl.constexpr,
     MANTISSA: tl.constexpr,
     SMALLEST: tl.constexpr,
@@ -149,7 +149,7 @@ def _encode(
         if BITS & 8 >> place:
             planes += _encode_plane(
                 x,
-                left,
+                error,
                 given,
                 planes,
                 groups,
@@ -165,7 +165,7 @@ def _encode(
                 BITS,
                 8 >> place,
                 DITHER,
-                KEEP,
+                RETURN_ERROR,
                 OWN,
                 MANTISSA,
                 SMALLEST,
@@ -177,7 +177,7 @@ def _encode(
 
 
 def quantise(
-    x: Tensor, code: Code, seed: int = 0, keep: bool = False, out: Tensor | None = None
+    x: Tensor, code: Code, seed: int = 0, return_error: bool = False, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """See `Ops.quantise`.
 
@@ -185,26 +185,26 @@ def quantise(
         x: float32, shape ``(n,)``.
         code: How.
         seed: Of the dither, or of the sign of zeros.
-        keep: Tell what is left.
+        return_error: Return the error too.
         out: Where that is written; may be ``x``. A new array if not given.
 
     Returns:
-        Bytes, and what is left.
+        Bytes, and the error.
     """
     x, n = flat(x), x.numel()
-    left = x if not keep else torch.empty_like(x) if out is None else out
+    error = x if not return_error else torch.empty_like(x) if out is None else out
     data = torch.empty(code.size(n, "float32"), dtype=torch.uint8, device=x.device)
     if code.kind in ("powers", "bfloat16"):
         encode = encode_powers if code.kind == "powers" else encode_bfloat16
-        encode(x, left, data, seed, keep)
+        encode(x, error, data, seed, return_error)
     elif code.kind == "top":
-        encode_top(x, left, data, code, keep)
+        encode_top(x, error, data, code, return_error)
     else:
-        _quantise(x, code, seed, keep, left, data)
-    return data, left if keep else None
+        _quantise(x, code, seed, return_error, error, data)
+    return data, error if return_error else None
 
 
-def _quantise(x: Tensor, code: Code, seed: int, keep: bool, left: Tensor, data: Tensor) -> None:
+def _quantise(x: Tensor, code: Code, seed: int, return_error: bool, error: Tensor, data: Tensor) -> None:
     blocks = Blocks.of(x.numel(), code.block)
     mantissa, smallest = code.float8 or (0, 0)
     groups = triton.next_power_of_2(tiles(blocks.size, GROUP))
@@ -218,7 +218,7 @@ def _quantise(x: Tensor, code: Code, seed: int, keep: bool, left: Tensor, data: 
         _encode,
         tiles(blocks.number if own else tiles(x.numel(), GROUP), rows),
         x,
-        left,
+        error,
         given,
         data[4 * code.scales * blocks.number :],
         *blocks,
@@ -229,7 +229,7 @@ def _quantise(x: Tensor, code: Code, seed: int, keep: bool, left: Tensor, data: 
         BITS=code.bits,
         WIDEST=1 << code.bits.bit_length() - 1,
         DITHER=code.dither,
-        KEEP=keep,
+        RETURN_ERROR=return_error,
         OWN=own,
         MANTISSA=mantissa,
         SMALLEST=smallest,

@@ -49,7 +49,7 @@ def _rounded(mean: tl.tensor) -> tl.tensor:
 @kernel("n", "number", "size", "kept", "low", "highs")
 def _encode(
     x: tl.tensor,
-    left: tl.tensor,
+    error: tl.tensor,
     scales: tl.tensor,
     marks: tl.tensor,
     codes: tl.tensor,
@@ -59,7 +59,7 @@ def _encode(
     kept: tl.tensor,
     low: tl.tensor,
     highs: tl.tensor,
-    KEEP: tl.constexpr,
+    RETURN_ERROR: tl.constexpr,
     SIZE: tl.constexpr,
 ) -> None:
     block, i = tl.program_id(0).to(tl.int64), tl.arange(0, SIZE)
@@ -77,9 +77,9 @@ def _encode(
     code = (p < 0).to(tl.int32) | large.to(tl.int32) << 1 | (i & (1 << low) - 1) << 2
     tl.store(codes + block * kept + order, code, mask=chosen)
     tl.store(marks + block * highs + (i >> low) + order, 1, mask=chosen)
-    if KEEP:
+    if RETURN_ERROR:
         value = tl.where(large, above, below).to(tl.float32, bitcast=True)
-        tl.store(left + index, p - tl.where(chosen, tl.where(p < 0, -value, value), 0.0), mask=ok)
+        tl.store(error + index, p - tl.where(chosen, tl.where(p < 0, -value, value), 0.0), mask=ok)
 
 
 @kernel("n", "width", "kept", "low", "highs")
@@ -108,15 +108,15 @@ def _pack(
     tl.store(out + index, merged.to(tl.uint8), mask=index < n)
 
 
-def encode_top(x: Tensor, left: Tensor, data: Tensor, code: Code, keep: bool) -> None:
-    """Write the payload of ``x`` to ``data``, and, with ``keep``, what it leaves to ``left``, which may be ``x``."""
+def encode_top(x: Tensor, error: Tensor, data: Tensor, code: Code, return_error: bool) -> None:
+    """Write the payload of ``x`` to ``data``, and its error to ``error``, if asked to; it may be ``x``."""
     blocks, record = layout_of(code, x.numel())
     scales, records = data[: 4 * blocks.number].view(torch.uint16), data[4 * blocks.number :]
     marks = torch.zeros(blocks.number * record.highs, dtype=torch.uint8, device=x.device)
     codes = torch.empty(blocks.number * record.kept, dtype=torch.int32, device=x.device)
     room = triton.next_power_of_2(blocks.size)
-    given = (x, left, scales, marks, codes, *blocks, *record)
-    launch(_encode, blocks.number, *given, warps=max(1, room // 1024), KEEP=keep, SIZE=room)
+    given = (x, error, scales, marks, codes, *blocks, *record)
+    launch(_encode, blocks.number, *given, warps=max(1, room // 1024), RETURN_ERROR=return_error, SIZE=room)
     args = (marks, codes, records, records.numel(), record.size, *record)
     launch(_pack, tiles(records.numel()), *args, SIZE=TILE)
 
