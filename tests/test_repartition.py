@@ -30,7 +30,7 @@ States = list[list[State]]
 """Of each bucket, of each rank."""
 
 
-def carrier(spec: str) -> Method:
+def method_of(spec: str) -> Method:
     """What compresses matrices."""
     return (COMPOSED.get(spec) or parse(spec)).route("w", (64, 64))
 
@@ -69,7 +69,7 @@ def changed(old: list[Planned], states: States, new: list[Planned]) -> States:
 @pytest.mark.parametrize("spec", one_in(3, ALL))
 def test_there_and_back_again(spec: str) -> None:
     """Through three other partitions, all that was kept comes back to the bit."""
-    method = carrier(spec)
+    method = method_of(spec)
     first = plan(MODEL, method, 2)
     before = run(first, began(first), range(3))
     assert all(map(divisible, kept(first, before, 0))) == (spec not in INDIVISIBLE)
@@ -91,7 +91,7 @@ def test_there_and_back_again(spec: str) -> None:
 @pytest.mark.parametrize("spec", ["topk:ratio=0.05,feedback=ef21", "dgc:ratio=0.05", "powersgd:rank=2", "phases"])
 def test_pieces_are_those_of_their_gradients(spec: str, merge: Merge) -> None:
     """A gradient that had a bucket for itself has all that was kept in that bucket, wherever it is now."""
-    method = carrier(spec)
+    method = method_of(spec)
     single = plan(MODEL, method, "layer")
     before = run(single, began(single), range(3))
     merged = plan(MODEL, method, merge)
@@ -107,7 +107,7 @@ def test_pieces_are_those_of_their_gradients(spec: str, merge: Merge) -> None:
 def test_ranks_still_agree_after_a_change() -> None:
     """Factors are equal on all ranks before, so they are after; nothing of a rank's own gets to another."""
     for spec in ("powersgd:rank=2", "acpsgd:rank=2"):
-        first, second = (plan(MODEL, carrier(spec), merge) for merge in (2, "at:1"))
+        first, second = (plan(MODEL, method_of(spec), merge) for merge in (2, "at:1"))
         states = changed(first, run(first, began(first), range(3)), second)
         for ranks in states:
             found = [leaves(state) for state in ranks]

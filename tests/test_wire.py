@@ -31,7 +31,7 @@ SPECS = {2: [*each_way(ALL), *BOTH_FORMS], 3: each_way(ALL, by_method=False)}
 
 CASES = [(ranks, spec) for ranks, specs in SPECS.items() for spec in specs]
 
-CARRIER = 8
+PLACEHOLDER = 8
 """Bytes of the scalar that travels as the gradient's own allreduce, unless the payload itself does."""
 
 CYCLE = 10
@@ -122,7 +122,7 @@ def test_stats_and_local_world_say_what_is_handed_over(ranks: int, spec: str) ->
         world.step({"weight": [gradient(LARGE, rank, step) for rank in range(world.size)]})
     handed = sum(size for _, size in large["messages"][0])
     assert handed == world.bytes_sent > 0
-    assert large["said"] == handed + (0 if large["linear"] else CARRIER * STEPS)
+    assert large["said"] == handed + (0 if large["linear"] else PLACEHOLDER * STEPS)
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def plan(gradients: Sequence[Gradient], method: Routable, merge: Merge = DEFAULT
         groups.setdefault(one.group, []).append(one)
 
     planned: list[Planned] = []
-    for (carrier, dtype, *_), members in groups.items():
+    for (its_method, dtype, *_), members in groups.items():
         positions = [member.position for member in members]
         if not members[0].merged:
             parts = [positions]
@@ -168,7 +168,7 @@ def plan(gradients: Sequence[Gradient], method: Routable, merge: Merge = DEFAULT
             parts = _cut(positions, [member.size for member in members], merge)
         for part in parts:
             bucket = Bucket(f"b{len(planned)}", tuple(gradients[i].shape for i in part), dtype)
-            planned.append(Planned(bucket, carrier, tuple(part)))
+            planned.append(Planned(bucket, its_method, tuple(part)))
     return planned
 
 
@@ -237,10 +237,10 @@ def _routed(gradients: Sequence[Gradient], method: Routable) -> list[_Routed]:
     for position in reversed(range(len(gradients))):
         name, shape, dtype, device, late = gradients[position]
         if 0 not in shape:
-            carrier = router.route(name, shape)
+            its_method = router.route(name, shape)
             size = Bucket("", (shape,), dtype).numel * (8 if dtype == "float64" else 4)
-            merged = not late and (not carrier.linear or isinstance(router, Everywhere))
-            found.append(_Routed(position, (carrier, dtype, device, late), size, merged))
+            merged = not late and (not its_method.linear or isinstance(router, Everywhere))
+            found.append(_Routed(position, (its_method, dtype, device, late), size, merged))
     return found
 
 

@@ -22,7 +22,7 @@ from hvd_compress.core.collectives import AllReduce, World
 from hvd_compress.core.router import Router
 from hvd_compress.distributed.direct import Call
 from hvd_compress.distributed.transport import GroupTransport, Pending
-from hvd_compress.distributed.votes import ballot_of, factor_of, wishes
+from hvd_compress.distributed.verdict import factor_of, verdict_maker, wishes
 from hvd_compress.engine.api import Catalogue
 from hvd_compress.errors import SpecError, StateError, UnsupportedError
 from hvd_compress.torch.agreement import Agreement
@@ -32,7 +32,7 @@ from hvd_compress.torch.compressor import ReducingCompressor, Session, parse
 from hvd_compress.torch.entry import Entry
 from hvd_compress.torch.optimizers import Optimizers, as_list, optimizer_facts
 from hvd_compress.torch.passthrough import Passthrough
-from hvd_compress.torch.reducer import Ballot, Reducer
+from hvd_compress.torch.reducer import MakeVerdict, Reducer
 from hvd_compress.torch.waiting import StepLock
 
 if TYPE_CHECKING:  # loads FSDP, which others do not need
@@ -88,11 +88,11 @@ class Registered:
         self.factor = factor_of(self.op, group.size())
         self.agreed = False
         if self.reducer is not None:
-            self.reducer.follow(self.transport, self.ballot())
+            self.reducer.follow(self.transport, self.make_verdict())
 
-    def ballot(self) -> Ballot:
-        """Return a function that creates the votes of a step."""
-        return ballot_of(self.transport, self.factor, self.compressor._meter.count)
+    def make_verdict(self) -> MakeVerdict:
+        """Return a function that creates the verdict on a step."""
+        return verdict_maker(self.transport, self.factor, self.compressor._meter.count)
 
     def __getstate__(self) -> dict[str, Any]:
         """Keep nothing in a pickled model: PyTorch drops its hooks, so a compressor is registered again."""
@@ -253,8 +253,8 @@ class DistributedCompressor(ReducingCompressor):
             if reducer.waiting:  # of a call that an error has broken off
                 reducer.abort()
             taken = [reducer.add(number, tensor) for number, tensor in enumerate(call.tensors)]
-            for vote, entry in taken:
-                reducer.take(vote, entry)
+            for placeholder, entry in taken:
+                reducer.take(placeholder, entry)
 
     def _sum_each(self, call: Call) -> None:
         """Reduce the tensors of a call by a linear method, whose one payload is a sum."""
@@ -273,7 +273,7 @@ class DistributedCompressor(ReducingCompressor):
             self._common,
             [Member(number, name, tensor) for number, (name, tensor) in enumerate(call.named)],
             transport,
-            ballot_of(transport, call.factor, self._meter.count),
+            verdict_maker(transport, call.factor, self._meter.count),
             call.label,
             replaces=True,
             complete=True,
@@ -426,8 +426,8 @@ class DistributedCompressor(ReducingCompressor):
     def _finish(registered: Registered, reducer: Reducer) -> None:
         """Finish the step: all gradients have come."""
         taken, registered.taken = registered.taken, []
-        for vote, entry in taken:
-            reducer.take(vote, entry)
+        for placeholder, entry in taken:
+            reducer.take(placeholder, entry)
         if registered.used is not None:
             registered.used.clear()
         waiting, registered.waiting = registered.waiting, []
@@ -446,7 +446,7 @@ class DistributedCompressor(ReducingCompressor):
                 self._common._replace(lock=registered.lock),
                 registered.members,
                 registered.transport,
-                registered.ballot(),
+                registered.make_verdict(),
                 registered.label,
                 replaces=True,
                 complete=True,

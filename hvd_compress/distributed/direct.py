@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hvd_compress.distributed.transport import GroupTransport
-from hvd_compress.distributed.votes import factor_of
+from hvd_compress.distributed.verdict import factor_of
 from hvd_compress.errors import UnsupportedError
 
 

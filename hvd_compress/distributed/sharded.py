@@ -27,7 +27,7 @@ from hvd_compress.distributed.sharded_groups import FSDPUnit, groups_of
 from hvd_compress.distributed.sharded_hooks import CompressedAllReduce, CompressedReduceScatter, watch
 from hvd_compress.distributed.sharded_step import Step
 from hvd_compress.distributed.transport import GroupTransport
-from hvd_compress.distributed.votes import factor_of
+from hvd_compress.distributed.verdict import factor_of
 from hvd_compress.errors import StateError, UnsupportedError
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.torch_devices import exactly

@@ -164,7 +164,7 @@ class TensorFlowCompressor(SaveLoadMixin, CompressorBase, Compressor, tf.Module)
         total = ready.totals[index]
         if total is None:
             return tensor, None
-        return ready.carrier, Ticket(total, ready.parts, tensor)
+        return ready.placeholder, Ticket(total, ready.parts, tensor)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
@@ -183,7 +183,7 @@ class TensorFlowCompressor(SaveLoadMixin, CompressorBase, Compressor, tf.Module)
         return tensor if ctx is None else tf.cast(tensor, ctx)
 
     def _compress_alone(self, tensor: Tensor, call: Call | None) -> tuple[Tensor, Any]:
-        """Let the one payload of a linear method travel as the gradient's own allreduce: no carrier, no copy.
+        """Let the one payload of a linear method travel as the gradient's own allreduce: no placeholder, no copy.
 
         Returns:
             The payload, and the dtype of the gradient.
@@ -289,7 +289,7 @@ class TensorFlowCompressor(SaveLoadMixin, CompressorBase, Compressor, tf.Module)
         totals: list[Tensor | None] = [None] * len(call.gradients)
         for i, total in zip(present, built.totals, strict=True):
             totals[i] = total
-        ready = Ready(totals, built.carrier, built.parts)
+        ready = Ready(totals, built.placeholder, built.parts)
         self._memo.built = (call.source, ready)
         return ready
 

@@ -48,12 +48,12 @@ class Ready(NamedTuple):
 
     Attributes:
         totals: The sums over the ranks, one for each gradient; None for those without elements.
-        carrier: Number that Horovod allreduces instead of each gradient: 1, or nan if a gradient is not finite.
+        placeholder: Number that Horovod allreduces instead of each gradient: 1, or nan if a gradient is not finite.
         parts: Number of ranks: divisor that makes the totals means.
     """
 
     totals: list[Tensor | None]
-    carrier: Tensor
+    placeholder: Tensor
     parts: Tensor
 
 
@@ -172,14 +172,14 @@ class Session(session.Session, tf.train.experimental.PythonState):  # type: igno
             return self._step(every, scale, factor, dict(zip(full, narrow, strict=True)))
 
         dtypes = [*(one.dtype for one in given), tf.float64, tf.float64]
-        *sums, carrier, parts = call_on_host(step, [*given, *scales], dtypes)
+        *sums, placeholder, parts = call_on_host(step, [*given, *scales], dtypes)
         totals: list[Tensor | None] = [None] * len(gradients)
         for i, total in zip(full, sums, strict=True):
             total.set_shape(gradients[i].shape)
             totals[i] = total
-        carrier.set_shape([1])
+        placeholder.set_shape([1])
         parts.set_shape([])
-        return Ready(totals, carrier, parts)
+        return Ready(totals, placeholder, parts)
 
     def _step(self, arrays: list[Any], scale: float | None, factor: float, narrow: dict[int, Any]) -> list[Arr]:
         """Make a step.
@@ -191,7 +191,7 @@ class Session(session.Session, tf.train.experimental.PythonState):  # type: igno
             narrow: Dtypes of the gradients in the model, by their positions.
 
         Returns:
-            The sums of those that have elements, the carrier, and the number of ranks.
+            The sums of those that have elements, the placeholder, and the number of ranks.
         """
         self._find_ranks()
         present, size = [array for array in arrays if array is not None], self.world.size

@@ -1,4 +1,4 @@
-"""Linear methods, whose payload is the gradient's own allreduce: no carrier, no copy."""
+"""Linear methods, whose payload is the gradient's own allreduce: no placeholder, no copy."""
 
 from __future__ import annotations
 

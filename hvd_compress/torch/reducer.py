@@ -33,16 +33,16 @@ from hvd_compress.torch.entry import Entry, GradientArrival
 from hvd_compress.torch.loss_scale import LossScale
 from hvd_compress.torch.step import Step
 from hvd_compress.torch.updates import UpdateWatch
-from hvd_compress.torch.votes import Votes
+from hvd_compress.torch.verdict import StepVerdict
 from hvd_compress.torch.waiting import StepLock, nap, wait
 from hvd_compress.transport.protocol import Handle, TrainingTransport
 
 _LOG = logging.getLogger("hvd_compress")
 
 
-Ballot: TypeAlias = Callable[[World, bool, bool], Votes]
-"""Creates the votes of a step, given the ranks, whether this rank wants to verify that all agree, and whether it wants
-to undo the last step."""
+MakeVerdict: TypeAlias = Callable[[World, bool, bool], StepVerdict]
+"""Creates the verdict on a step, given the ranks, whether this rank wants to verify that all agree, and whether it
+wants to undo the last step."""
 
 
 class EngineSettings(NamedTuple):
@@ -77,9 +77,9 @@ class Reducer:
         common: Settings of all reducers of the compressor.
         members: The parameters, in the order in which the model uses them.
         transport: Transport of the collectives.
-        ballot: Creates the votes of a step.
+        make_verdict: Creates the verdict on a step.
         label: Name that is the same on all ranks, part of the names of its collectives.
-        replaces: The results are written to the gradients, and votes are reduced in place.
+        replaces: The results are written to the gradients, and placeholders are reduced in place.
         complete: Each step has the gradients of all members.
 
     Attributes:
@@ -96,7 +96,7 @@ class Reducer:
         common: EngineSettings,
         members: Sequence[Member],
         transport: TrainingTransport,
-        ballot: Ballot,
+        make_verdict: MakeVerdict,
         label: str,
         replaces: bool = False,
         complete: bool = False,
@@ -107,7 +107,7 @@ class Reducer:
         self._elastic = agreement.elastic()
         self._membership = Membership(zlib.crc32(label.encode()))
         self._met: object = None
-        self._ballot = ballot
+        self._make_verdict = make_verdict
         self._replaces = replaces
         self._method, self._merge, self._meter, self._loss_scale, self._lock, self._cure = common
         self._step: Step | None = None
@@ -135,9 +135,9 @@ class Reducer:
         self._discards = DiscardWatch(self._buckets.parameters, optimizers)
         self._updates = UpdateWatch(optimizers) if self._method.preconditioned else None
 
-    def follow(self, transport: TrainingTransport, ballot: Ballot) -> None:
+    def follow(self, transport: TrainingTransport, make_verdict: MakeVerdict) -> None:
         """Go on with other ranks from the next step on."""
-        self.transport, self._ballot = transport, ballot
+        self.transport, self._make_verdict = transport, make_verdict
 
     def _tune(self) -> None:
         """Start to autotune the buckets, if new ones can take over all states."""
@@ -203,7 +203,7 @@ class Reducer:
             used: Whether this rank has used the parameter; one that no rank has used keeps its gradient and state.
 
         Returns:
-            The vote to reduce instead of it, and the entry to `take` the result with.
+            The placeholder to reduce instead of it, and the entry to `take` the result with.
         """
         self._buckets.check_place(key, grad, self._cure)
         step = self._step or self._begin_step()
@@ -222,8 +222,8 @@ class Reducer:
         self._change_buckets()
         self._counted = self._thrown = False
         meets = self._elastic and self._met != self.transport.epoch
-        votes = self._ballot(self.world, self._agreement.due, self._undoes)
-        step = Step(votes, self.transport, self._prefix(), self._meter, scale, self._replaces, self._lock)
+        verdict = self._make_verdict(self.world, self._agreement.due, self._undoes)
+        step = Step(verdict, self.transport, self._prefix(), self._meter, scale, self._replaces, self._lock)
         self._step = step
         self._lock.running.add(self)
         if not (meets or self._agreement.due or self._undoes) and self._buckets.begun:
@@ -280,7 +280,7 @@ class Reducer:
         Where the order of collectives counts, each rank waits before its first one.
         """
         begin = time.monotonic()
-        while (undoes := step.votes.undoes()) is None and wait:
+        while (undoes := step.verdict.undoes()) is None and wait:
             nap(begin, self._lock.sleep)
         if undoes is None or not self._undoes:
             return
@@ -290,11 +290,11 @@ class Reducer:
         if not self._agreement.due:
             step.release(self._buckets.layout)
 
-    def take(self, vote: Tensor, entry: Entry) -> Tensor:
+    def take(self, placeholder: Tensor, entry: Entry) -> Tensor:
         """Return a result; the first call of a step completes all exchanges, the last one ends the step.
 
         Args:
-            vote: The reduced vote.
+            placeholder: The reduced placeholder.
             entry: The gradient, from `add`.
 
         Raises:
@@ -306,14 +306,14 @@ class Reducer:
         if step is None or entry.dropped:
             raise ExchangeError(f"a gradient of shape {tuple(entry.grad.shape)} belongs to a step that was aborted")
         try:
-            if self._undoes and self.transport.ordered:  # before the votes of its end
+            if self._undoes and self.transport.ordered:  # before the verdict at its end
                 self._decide(step, wait=True)
             if not step.completed:
-                self._prepare(step, step.votes.check(vote, entry.number))
+                self._prepare(step, step.verdict.check(placeholder, entry.number))
         except UnsupportedError:
             self.abort()
             raise
-        result = step.take(vote, entry)
+        result = step.take(placeholder, entry)
         if step.ended:
             self._end(step)
         return result
@@ -358,7 +358,7 @@ class Reducer:
         if step is None or step is advanced or self.transport.ordered:
             return
         all_came = len(step.entries) == len(self._buckets.keys) and not self._elastic
-        if step.held and (self._undoes or all_came) and step.votes.are_complete():
+        if step.held and (self._undoes or all_came) and step.verdict.are_complete():
             self._ready(step, asked=self._agreement.due)
         step.advance()
 
@@ -373,7 +373,7 @@ class Reducer:
             self._agreement.verify()
         except DisagreementError:
             if self._step is not None:
-                self._step.votes.settle(PATIENCE)
+                self._step.verdict.settle(PATIENCE)
             self._drop()
             raise
 

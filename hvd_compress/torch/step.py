@@ -16,7 +16,7 @@ from hvd_compress.torch.backward import at_end_of_backward, in_backward
 from hvd_compress.torch.bucket_exchange import BucketExchange
 from hvd_compress.torch.bucket_state import BucketState, Layout, Place
 from hvd_compress.torch.entry import Entry, GradientArrival
-from hvd_compress.torch.votes import Votes
+from hvd_compress.torch.verdict import StepVerdict
 from hvd_compress.torch.waiting import StepLock, nap
 from hvd_compress.transport.protocol import TrainingTransport
 
@@ -24,7 +24,7 @@ _LOOKS = 4
 """Maximum number of exchanges that are polled per gradient."""
 
 _PATIENCE = 5.0
-"""Seconds in which a carrier returns, unless a rank waits for something else."""
+"""Seconds in which a placeholder returns, unless a rank waits for something else."""
 
 
 class Step:
@@ -34,7 +34,7 @@ class Step:
     another bucket's exchange fails later, or another gradient is not finite.
 
     Args:
-        votes: Votes of the step.
+        verdict: Verdict on the step.
         transport: Transport of the collectives of the buckets.
         prefix: Prefix of the names of these collectives.
         meter: Counters of bytes and time.
@@ -43,7 +43,7 @@ class Step:
         lock: Lock that callers of all methods except `rest` hold; released while waiting.
 
     Attributes:
-        votes: Votes of the step.
+        verdict: Verdict on the step.
         scale: Loss scale of the gradients.
         entries: The gradients so far, by the keys of their parameters, in order of arrival.
         threads: Threads that have added them.
@@ -53,7 +53,7 @@ class Step:
 
     def __init__(
         self,
-        votes: Votes,
+        verdict: StepVerdict,
         transport: TrainingTransport,
         prefix: str,
         meter: Meter,
@@ -61,7 +61,7 @@ class Step:
         replaces: bool,
         lock: StepLock,
     ) -> None:
-        self.votes = votes
+        self.verdict = verdict
         self.scale = scale
         self.entries: dict[int, Entry] = {}
         self.threads: set[int] = set()
@@ -95,7 +95,7 @@ class Step:
         self._layout = layout
         channels = self._transport.channels([owner.bucket.key for owner in layout.buckets])
         self._in_turns = channels is None
-        how = self._prefix, self._replaces, self.votes.admits, self._meter.count
+        how = self._prefix, self._replaces, self.verdict.admits, self._meter.count
         self._exchanges = {
             owner: BucketExchange(owner, channels[owner.bucket.key] if channels else self._transport, *how)
             for owner in layout.buckets
@@ -107,7 +107,7 @@ class Step:
         """Add a gradient.
 
         Returns:
-            The vote to reduce instead of it, and the entry to `take` the result with.
+            The placeholder to reduce instead of it, and the entry to `take` the result with.
         """
         lap = self._meter.begin()
         layout = self._layout
@@ -115,14 +115,14 @@ class Step:
         self.entries[key] = entry
         self.threads.add(threading.get_ident())
         peak = self._hold(entry) if layout is None else self._put(layout, key, entry)
-        carrier = self.votes.give(peak, call, used)
+        placeholder = self.verdict.give(peak, call, used)
         self._meter.gradient_bytes += grad.nbytes
-        self._meter.bytes_sent += self.votes.nbytes
+        self._meter.bytes_sent += self.verdict.nbytes
         full = layout is not None and len(self.entries) == layout.expected
         if full and self._replaces and not self._transport.ordered:
             at_end_of_backward(self.rest)
         self._meter.encode += self._meter.lap(lap)
-        return carrier, entry
+        return placeholder, entry
 
     def _hold(self, entry: Entry) -> float | Tensor:
         entry.arrival = GradientArrival.IN_BACKWARD if in_backward() else GradientArrival.LATE
@@ -155,7 +155,7 @@ class Step:
         """Advance an exchange without waiting, and deliver its result if the factor is known and finite."""
         exchange.poll()
         if exchange.can_deliver:
-            factor = self.votes.first_factor() if self._factor is None else self._factor
+            factor = self.verdict.first_factor() if self._factor is None else self._factor
             if math.isfinite(factor):
                 self._deliver(exchange, factor)
 
@@ -167,7 +167,7 @@ class Step:
         self.changed = self.changed or any(entry.changed for entry in entries)
 
     def rest(self) -> None:
-        """Wait asleep for the votes, at the end of a backward pass with all gradients.
+        """Wait asleep for the placeholders, at the end of a backward pass with all gradients.
 
         Horovod's own wait occupies a core. Without progress, return after some time, as another rank may wait for this
         one.
@@ -175,9 +175,9 @@ class Step:
         begin = moved = time.monotonic()
         before = -1
         with self._lock, self._meter.time("wait"):
-            while not self.ended and not self.votes.are_back():
+            while not self.ended and not self.verdict.are_back():
                 self.advance()
-                if before != (before := self.votes.under_way):
+                if before != (before := self.verdict.under_way):
                     moved = time.monotonic()
                 elif time.monotonic() - moved > _PATIENCE:
                     break
@@ -195,7 +195,7 @@ class Step:
                 self._look_at(exchange)
         self._running = deque(exchange for exchange in self._running if exchange.busy)
 
-    def take(self, carrier: Tensor, entry: Entry) -> Tensor:
+    def take(self, placeholder: Tensor, entry: Entry) -> Tensor:
         """Return a result; the first call completes all exchanges.
 
         Raises:
@@ -209,7 +209,7 @@ class Step:
         if self._replaces or entry.place is None:
             return entry.grad
         with self._meter.time("decode"):
-            return self._computed(carrier, entry.grad, entry.place)
+            return self._computed(placeholder, entry.grad, entry.place)
 
     def arrival(self, key: int) -> GradientArrival:
         """Return when the gradient of a parameter arrived."""
@@ -274,19 +274,19 @@ class Step:
 
     def _unfinished(self) -> bool:
         """Advance as far as possible without waiting; return whether exchanges remain."""
-        if self._replaces and self._factor is None and self.votes.are_back():
+        if self._replaces and self._factor is None and self.verdict.are_back():
             self._judge()
         self.advance()
         return bool(self._running) or (self._replaces and self._factor is None)
 
     def _judge(self) -> None:
-        """Read all votes."""
-        factors, entries = self.votes.factors(), list(self.entries.values())
+        """Read the verdict on all gradients."""
+        factors, entries = self.verdict.factors(), list(self.entries.values())
         for entry, factor in zip(entries, factors, strict=True):
             entry.nonfinite = not math.isfinite(factor)
         self._factor = next((factor for factor in factors if math.isfinite(factor)), math.nan)
         self.finite = self.finite and not any(entry.nonfinite for entry in entries)
-        for number in self.votes.unused():
+        for number in self.verdict.unused():
             entries[number].used_anywhere = False
         for exchange in self.exchanges:
             self._look_at(exchange)
@@ -303,9 +303,9 @@ class Step:
         for entry in self.entries.values():
             entry.overrule()
 
-    def _computed(self, carrier: Tensor, grad: Tensor, place: Place) -> Tensor:
-        """Return the result of a direct call as a new tensor; votes of direct calls return one by one."""
-        result, factor = torch.empty_like(grad), self.votes.factor(carrier)
+    def _computed(self, placeholder: Tensor, grad: Tensor, place: Place) -> Tensor:
+        """Return the result of a direct call as a new tensor; placeholders of direct calls return one by one."""
+        result, factor = torch.empty_like(grad), self.verdict.factor(placeholder)
         peak = self._exchanges[place.owner].deliver_one(place.position, factor * self.scale, result)
         self.finite = self.finite and math.isfinite(peak)
         return result
@@ -323,10 +323,10 @@ class Step:
         """
         if self._in_turns:
             return
-        self.votes.assume()
+        self.verdict.assume()
         for exchange in self.exchanges:
-            exchange.halt() if self.votes.lacking else exchange.drain()
-        self.votes.settle()
+            exchange.halt() if self.verdict.lacking else exchange.drain()
+        self.verdict.settle()
 
     def forget(self) -> None:
         """Drop the gradients, and keep the states from before the step."""
@@ -334,5 +334,5 @@ class Step:
             exchange.settle(commit=False)
         for entry in self.entries.values():
             entry.dropped = True
-        self.votes.abandon()
+        self.verdict.abandon()
         self._taken = len(self.entries)

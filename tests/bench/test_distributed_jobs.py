@@ -62,7 +62,7 @@ def test_steps_of_two_drivers(tmp_path: Path) -> None:
     assert list(found) == [ALONE, *own, *(f"{spec} by {driver}" for spec in specs for driver in ("ddp", "horovod"))]
     assert all(one["ms"] > 0 for one in found.values())
     ddp, horovod = found["topk:ratio=0.01 by ddp"], found["topk:ratio=0.01 by horovod"]
-    assert 0 < ddp["payload"] < horovod["payload"] < ddp["payload"] + 10 * 500  # a carrier for each gradient
+    assert 0 < ddp["payload"] < horovod["payload"] < ddp["payload"] + 10 * 500  # a placeholder for each gradient
 
 
 @for_real

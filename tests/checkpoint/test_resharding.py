@@ -24,7 +24,7 @@ BUCKET = bucket_of((30, 20), (7,), (9, 3))
 ALL = [*SPECS, *COMPOSED]
 
 
-def carrier(spec: str) -> Method:
+def method_of(spec: str) -> Method:
     """What carries the first gradient of the bucket."""
     return (COMPOSED.get(spec) or parse(spec)).core
 
@@ -71,7 +71,7 @@ def summed(states: list[State], role: Role) -> dict[str, Arr]:
 @pytest.mark.parametrize("spec", one_in(3, ALL))
 def test_roles_are_what_they_say(spec: str) -> None:
     """What is not declared otherwise is equal on all ranks; a total is the sum of what stands beside it."""
-    method = carrier(spec)
+    method = method_of(spec)
     states = started(method, 3)
     known = kinds(states[0])
     assert known.keys() == leaves(states[0]).keys()
@@ -86,7 +86,7 @@ def test_roles_are_what_they_say(spec: str) -> None:
 
 @pytest.mark.parametrize(("spec", "size"), one_in(4, itertools.product(ALL, [1, 3, 8])))
 def test_another_number_of_ranks_keeps_the_sums_and_goes_on(spec: str, size: int) -> None:
-    method = carrier(spec)
+    method = method_of(spec)
     before = started(method, 4)
     after = dealt_out(method, before, size, [rank % size for rank in range(4)])
     for role in (Role.OWN, Role.TOTAL):
@@ -109,7 +109,7 @@ def test_another_number_of_ranks_keeps_the_sums_and_goes_on(spec: str, size: int
 @pytest.mark.parametrize("spec", one_in(3, ALL))
 def test_a_lost_rank_takes_its_own_with_it_and_nothing_else(spec: str) -> None:
     """Of three ranks the first is lost, and two join: survivors keep what is theirs, newcomers start clean."""
-    method = carrier(spec)
+    method = method_of(spec)
     before = started(method, 3)
     after = dealt_out(method, before, 4, [-1, 0, 2])
     for path, (role, *_) in kinds(before[0]).items():
@@ -129,7 +129,7 @@ def test_a_lost_rank_takes_its_own_with_it_and_nothing_else(spec: str) -> None:
 @pytest.mark.parametrize("spec", one_in(3, ALL))
 def test_what_travels_is_enough(spec: str) -> None:
     """A rank that knows of the others only what `needed_by_others` names ends with the same state."""
-    method = carrier(spec)
+    method = method_of(spec)
     before = started(method, 3)
     whole = [Former(leaves(state), rank, rank) for rank, state in enumerate(before)]
     fresh = method.init(OPS, BUCKET, World(0, 4))

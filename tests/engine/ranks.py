@@ -19,7 +19,7 @@ from hvd_compress.checkpoint import agreement
 from hvd_compress.core.bucketing import Gradient, Merge
 from hvd_compress.core.collectives import AllGather, World
 from hvd_compress.core.router import Router
-from hvd_compress.distributed.votes import GroupVotes
+from hvd_compress.distributed.verdict import GroupVerdict
 from hvd_compress.engine.api import Catalogue
 from hvd_compress.torch.buckets import Member
 from hvd_compress.torch.compressor import ReducingCompressor
@@ -121,12 +121,12 @@ class Compressor(ReducingCompressor):
         )
         here = transport().apart()
 
-        def ballot(world: World, asking: bool, undoing: bool) -> GroupVotes:
-            votes = _Named(transport(), f"votes.{self._number}.{label}.{next(self._steps[label, transport().number])}")
-            return GroupVotes(votes, 1 / world.size if mean else 1.0, asking, undoing, self._meter.count)  # type: ignore[arg-type]
+        def make_verdict(world: World, asking: bool, undoing: bool) -> GroupVerdict:
+            named = _Named(transport(), f"votes.{self._number}.{label}.{next(self._steps[label, transport().number])}")
+            return GroupVerdict(named, 1 / world.size if mean else 1.0, asking, undoing, self._meter.count)  # type: ignore[arg-type]
 
         members = [Member(id(p), name, p) for name, p in named]
-        reducer = Reducer(self._common, members, here, ballot, label, replaces=True)
+        reducer = Reducer(self._common, members, here, make_verdict, label, replaces=True)
         reducer.watch([optimizer.local])
         self._registry.begin(optimizer, reducer)
         return self._restored(reducer)
@@ -195,8 +195,8 @@ class Optimizer:
         taken, self.taken, self._left = self.taken, {}, {}
         assert self._reducer is not None
         with self._compression._lock:
-            for vote, entry in taken.values():
-                self._reducer.take(vote, entry)
+            for placeholder, entry in taken.values():
+                self._reducer.take(placeholder, entry)
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:

@@ -58,8 +58,8 @@ class Program:
             grads.append((i, grad, grad.clone()))
             tickets.append(self.reducer.add(id(self.parameters[i]), grad, None, None, used[rank()][i]))
         with self.job.compression._lock:
-            for vote, ticket in tickets:
-                self.reducer.take(vote, ticket)
+            for placeholder, ticket in tickets:
+                self.reducer.take(placeholder, ticket)
         for i, grad, before in grads:
             if everywhere[i]:
                 self.delivered[i] += grad

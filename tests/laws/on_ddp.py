@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from laws.law import violation
 from laws.program import ALL, FAMILIES, Able, Program, Step
-from laws.torch_rank import Terms, TorchRank, method_of
+from laws.torch_rank import PlaceholderTerms, TorchRank, method_of
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -46,7 +46,7 @@ class DdpRank(TorchRank):
             self.compression.register(model, optimizer=self.optimizers[-1])
             self.wrapped.append(model)
 
-    def forward(self, model: int, terms: Terms) -> Tensor:
+    def forward(self, model: int, terms: PlaceholderTerms) -> Tensor:
         loss: Tensor = self.wrapped[model](terms)
         return loss
 

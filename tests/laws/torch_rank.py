@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hvd_compress.engine.spec import as_router
 from hvd_compress.torch.compressor import ReducingCompressor
 
-Terms = Sequence[tuple[int, Tensor]]
+PlaceholderTerms = Sequence[tuple[int, Tensor]]
 
 
 class Part(nn.Module):
@@ -46,7 +46,7 @@ class Net(nn.Module):
         """The parameters."""
         return [part.weight for part in self.parts]  # type: ignore[misc]
 
-    def forward(self, terms: Terms) -> Tensor:
+    def forward(self, terms: PlaceholderTerms) -> Tensor:
         """Return the loss, given the parameters in use with their gradients."""
         losses = [self.parts[number](gradient) for number, gradient in terms]
         if self.tied is not None:
@@ -119,7 +119,7 @@ class TorchRank(ABC):
                 terms = list(zip(used, map(torch.from_numpy, gradients), strict=True))
                 yield self.forward(use.model, terms)
 
-    def forward(self, model: int, terms: Terms) -> Tensor:
+    def forward(self, model: int, terms: PlaceholderTerms) -> Tensor:
         """Return the loss of a model."""
         loss: Tensor = self.nets[model](terms)
         return loss

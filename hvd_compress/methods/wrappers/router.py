@@ -146,10 +146,10 @@ class ByStep(Router):
         found = [router.obstacle(name, shape) for _, router in self.phases]
         return found[0] if all(found) else ""
 
-    def _with(self, carriers: list[Method]) -> Method:
-        if len(set(carriers)) == 1:
-            return carriers[0]
-        return Phases(tuple(zip([begin for begin, _ in self.phases], carriers, strict=True)))
+    def _with(self, methods: list[Method]) -> Method:
+        if len(set(methods)) == 1:
+            return methods[0]
+        return Phases(tuple(zip([begin for begin, _ in self.phases], methods, strict=True)))
 
 
 def by_name(rules: Mapping[str, Routable]) -> ByName:

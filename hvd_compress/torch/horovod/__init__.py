@@ -1,1 +1,1 @@
-"""Connection to Horovod: its calling frames, the carriers that it reduces instead of gradients, and its collectives."""
+"""Connection to Horovod: its calling frames, its collectives, and what it reduces instead of gradients."""

@@ -94,9 +94,9 @@ class Direct(NamedTuple):
         return f"call.{zlib.crc32(repr(self.key).encode()):08x}"
 
     @property
-    def full_carrier(self) -> Callable[[int], float]:
+    def full_placeholder(self) -> Callable[[int], float]:
         """Function that returns the call's result for a 1 on each rank, given the world size."""
-        return _full_carrier(self.op, self.factor)
+        return _full_placeholder(self.op, self.factor)
 
 
 def find(grad: Tensor) -> Call | Direct | None:
@@ -247,12 +247,12 @@ def process_set(optimizer: Any) -> Any:
     return getattr(optimizer, "process_set", hvd.global_process_set)
 
 
-def full_carrier(optimizer: Any) -> Callable[[int], float]:
+def full_placeholder(optimizer: Any) -> Callable[[int], float]:
     """Return a function from world size to the optimizer's result for a 1 on each rank; it holds no reference to it."""
-    return _full_carrier(optimizer.op, 1.0)
+    return _full_placeholder(optimizer.op, 1.0)
 
 
-def _full_carrier(op: Any, factor: float) -> Callable[[int], float]:
+def _full_placeholder(op: Any, factor: float) -> Callable[[int], float]:
     return lambda size: factor if op == hvd.Average else factor * size
 
 
@@ -276,15 +276,15 @@ def is_done(handle: int | None) -> bool:
     return handle is not None and bool(hvd.poll(handle))
 
 
-def settle(carriers: Sequence[Tensor], patience: float | None = None) -> None:
+def settle(placeholders: Sequence[Tensor], patience: float | None = None) -> None:
     """Wait until Horovod has reduced abandoned tensors, as their names are in use until then.
 
     Args:
-        carriers: The tensors.
+        placeholders: The tensors.
         patience: Maximum seconds to wait, if other ranks may have aborted; None to wait for all.
     """
     begin = time.monotonic()
-    for handle in set(handles_of(carriers).values()):
+    for handle in set(handles_of(placeholders).values()):
         while patience is not None and not hvd.poll(handle) and time.monotonic() - begin < patience:
             time.sleep(_LOOK)
         if patience is None:
@@ -294,9 +294,9 @@ def settle(carriers: Sequence[Tensor], patience: float | None = None) -> None:
                 hvd.synchronize(handle)
 
 
-def handles_of(carriers: Sequence[Tensor]) -> dict[int, int]:
+def handles_of(placeholders: Sequence[Tensor]) -> dict[int, int]:
     """Return Horovod's handles of the tensors that it reduces in place, by the tensors' ids."""
-    wanted, handles = {id(carrier) for carrier in carriers}, {}
+    wanted, handles = {id(placeholder) for placeholder in placeholders}, {}
     for handle, (given, *_) in list(mpi_ops._handle_map.items()):  # a copy: other threads may call Horovod
         for member in given if isinstance(given, list | tuple) else [given]:
             if id(member) in wanted:

@@ -28,7 +28,7 @@ from hvd_compress.torch.call_registry import CallRegistry
 from hvd_compress.torch.compressor import ReducingCompressor
 from hvd_compress.torch.entry import Entry
 from hvd_compress.torch.horovod import caller
-from hvd_compress.torch.horovod.carriers import CarrierPool, Carriers
+from hvd_compress.torch.horovod.placeholders import PlaceholderPool, Placeholders
 from hvd_compress.torch.horovod.transport import HorovodTransport
 from hvd_compress.torch.optimizers import optimizer_facts
 from hvd_compress.torch.passthrough import Passthrough
@@ -122,8 +122,8 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
             reducer.abort()
         if not reducer.waiting:
             caller.check_all_reduced(call.optimizer)
-        carrier, entry = reducer.add(id(parameter), grad, id(call.members[0]), parameter)
-        return carrier, Ticket(reducer, entry)
+        placeholder, entry = reducer.add(id(parameter), grad, id(call.members[0]), parameter)
+        return placeholder, Ticket(reducer, entry)
 
     def _compress_direct(self, call: caller.Direct, tensor: Tensor) -> tuple[Tensor, Any]:
         """Compress a tensor of ``hvd.allreduce`` or ``hvd.grouped_allreduce``."""
@@ -134,10 +134,10 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         if position and (position == len(call.tensors) or call.tensors[position] is not tensor):
             reducer.abort()
             position = 0
-        carrier, entry = reducer.add(position, tensor)
+        placeholder, entry = reducer.add(position, tensor)
         if position == len(call.tensors) - 1:
             reducer.verify_soon()
-        return carrier, Ticket(reducer, entry)
+        return placeholder, Ticket(reducer, entry)
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
         """Return a reduced gradient; called by Horovod.
@@ -177,7 +177,7 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         self._met_sparse = True
         return gathered
 
-    def _take(self, carrier: Tensor, ticket: Ticket) -> Tensor:
+    def _take(self, placeholder: Tensor, ticket: Ticket) -> Tensor:
         """Return the result of a gradient."""
         reducer, entry = ticket
         if reducer.step is None or not reducer.step.completed:
@@ -186,7 +186,7 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
             except UnsupportedError:
                 reducer.abort()
                 raise
-        result = reducer.take(carrier, entry)
+        result = reducer.take(placeholder, entry)
         self._warn_of_changes(reducer)
         return result
 
@@ -211,7 +211,7 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
             [Member(id(p), name, p) for name, p in members],
             transport,
             self._reducers.label(label, {id(p) for _, p in members}),
-            caller.full_carrier(optimizer),
+            caller.full_placeholder(optimizer),
             replaces=True,
         )
         reducer.watch([optimizer])
@@ -223,7 +223,7 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
             agreement.refuse_elastic("direct calls of hvd.allreduce")
         names = [call.name] if len(call.tensors) == 1 else [f"{call.name}.{i}" for i in range(len(call.tensors))]
         members = [Member(i, str(name), t) for i, (name, t) in enumerate(zip(names, call.tensors, strict=True))]
-        reducer = self._make(members, HorovodTransport.of(call.process_set), call.label, call.full_carrier)
+        reducer = self._make(members, HorovodTransport.of(call.process_set), call.label, call.full_placeholder)
         self._reducers.begin_call(call.key, reducer)
         return self._restored(reducer)
 
@@ -235,12 +235,12 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         full: Callable[[int], float],
         replaces: bool = False,
     ) -> Reducer:
-        pool = CarrierPool(len(members))
+        pool = PlaceholderPool(len(members))
 
-        def ballot(world: World, asking: bool, undoing: bool) -> Carriers:
-            return Carriers(pool, full(world.size), world.size, asking, undoing)
+        def make_verdict(world: World, asking: bool, undoing: bool) -> Placeholders:
+            return Placeholders(pool, full(world.size), world.size, asking, undoing)
 
-        return Reducer(self._common, members, transport, ballot, label, replaces)
+        return Reducer(self._common, members, transport, make_verdict, label, replaces)
 
     def optimizer(
         self, model: nn.Module | Iterable[Any], lr: float, weight_decay: float = 0.01, beta1: float = 0.0

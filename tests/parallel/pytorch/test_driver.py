@@ -120,10 +120,10 @@ def test_the_first_bucket_leaves_while_backward_goes_on() -> None:
     begun: list[int] = []
 
     def wait(_: Tensor) -> None:
-        """Until the first carrier is back, which tells that all ranks are there."""
+        """Until the first placeholder is back, which tells that all ranks are there."""
         deadline = time.monotonic() + 60
         assert reducer.step is not None
-        while not reducer.step.votes.admits(AllGather(None)) and time.monotonic() < deadline:
+        while not reducer.step.verdict.admits(AllGather(None)) and time.monotonic() < deadline:
             time.sleep(1e-3)
 
     def watch(_: Tensor) -> None:

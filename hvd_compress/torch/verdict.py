@@ -1,4 +1,4 @@
-"""Interface of votes, by which ranks agree on the validity of a step."""
+"""Interface of the verdict on a step: whether it counts, as all ranks agree."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from hvd_compress.core.collectives import Collective
 
 
-class Votes(Protocol):
-    """Votes of one step, one per gradient: whether the gradients are finite, and the factor of their sums.
+class StepVerdict(Protocol):
+    """Verdict on one step: which gradients are finite on all ranks, and the factor of their sums.
 
     Attributes:
-        nbytes: Bytes of a vote on the wire.
+        nbytes: Bytes of a placeholder on the wire.
     """
 
     nbytes: int
@@ -27,23 +27,23 @@ class Votes(Protocol):
         """Return whether a collective may be started, because no missing rank can break it."""
 
     def give(self, peak: float | Tensor, call: Hashable = None, used: bool = True) -> Tensor:
-        """Vote for a gradient.
+        """Contribute to the verdict on a gradient.
 
         Args:
             peak: A number that is finite if the gradient is.
-            call: Equal for votes that are returned together.
+            call: Equal for placeholders that are returned together.
             used: Whether this rank has used the parameter.
 
         Returns:
             The tensor to reduce instead of the gradient.
         """
 
-    def check(self, carrier: Tensor, number: int) -> bool:
-        """Check the first returned vote.
+    def check(self, placeholder: Tensor, number: int) -> bool:
+        """Check the first returned placeholder.
 
         Args:
-            carrier: The reduced tensor of `give`.
-            number: Index of the vote.
+            placeholder: The reduced tensor of `give`.
+            number: Index of the placeholder.
 
         Returns:
             Whether a rank wants to verify that all agree.
@@ -59,29 +59,29 @@ class Votes(Protocol):
         """Return whether all ranks undo the last step, as its gradients were discarded; None if not known yet."""
 
     def are_back(self) -> bool:
-        """Return whether all votes have been reduced, once all have been given."""
+        """Return whether the contributions of all ranks are back, once all have been given."""
 
     @property
     def under_way(self) -> int:
-        """Number of votes in flight, as of the last call of `are_back`."""
+        """Number of placeholders in flight, as of the last call of `are_back`."""
 
     def first_factor(self) -> float:
         """Return the factor of sums over the ranks, if it is already known; else nan."""
 
-    def factor(self, carrier: Tensor) -> float:
+    def factor(self, placeholder: Tensor) -> float:
         """Return the factor of a gradient's sum, given the reduced tensor of `give`; nan if it is not finite."""
 
     def factors(self) -> list[float]:
-        """Return the factors of the sums of all gradients, once all votes have been reduced."""
+        """Return the factors of the sums of all gradients, nan where one is not finite, once `are_back`."""
 
     def unused(self) -> list[int]:
-        """Return the indices of gradients whose parameter no rank has used, once all votes have been reduced."""
+        """Return the indices of gradients whose parameter no rank has used, once `are_back`."""
 
     def assume(self) -> None:
         """Assume that no rank is missing."""
 
     def settle(self, patience: float | None = None) -> None:
-        """Wait for abandoned votes, for at most ``patience`` seconds."""
+        """Wait for abandoned placeholders, for at most ``patience`` seconds."""
 
     def abandon(self) -> None:
-        """Forget votes that may still be in flight."""
+        """Forget placeholders that may still be in flight."""

@@ -1,9 +1,9 @@
-"""Carriers: one-element tensors that Horovod reduces instead of the gradients.
+"""Placeholders: one-element tensors that Horovod reduces instead of the gradients.
 
-A reduced carrier shows the factor by which Horovod scales sums, whether all ranks had a finite gradient, whether all
-ranks take part, whether a rank wants to verify that the ranks agree, and whether all want to undo the last step. For a
-rank that has called ``hvd.join()``, Horovod sends zeros; there, other collectives than sums raise an exception, and
-then hang with MPI.
+A reduced placeholder shows the factor by which Horovod scales sums, whether all ranks had a finite gradient, whether
+all ranks take part, whether a rank wants to verify that the ranks agree, and whether all want to undo the last step.
+For a rank that has called ``hvd.join()``, Horovod sends zeros; there, other collectives than sums raise an exception,
+and then hang with MPI.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from hvd_compress.errors import ExchangeError, UnsupportedError
 from hvd_compress.torch.horovod import caller
 
 _EXACT = 2.0**48
-"""Sums of carriers are below it, and so exact in float64 even after Horovod has scaled them."""
+"""Sums of placeholders are below it, and so exact in float64 even after Horovod has scaled them."""
 
 
-class Terms(NamedTuple):
-    """Terms of a carrier, whose sums over the ranks are distinguishable.
+class PlaceholderTerms(NamedTuple):
+    """Terms of a placeholder, whose sums over the ranks are distinguishable.
 
     Attributes:
         asks: The rank wants to verify that all agree.
@@ -37,14 +37,14 @@ class Terms(NamedTuple):
     undoes: float
 
     @classmethod
-    def of(cls, size: int) -> Terms:
+    def of(cls, size: int) -> PlaceholderTerms:
         """Return the terms for a world size, up to 65,535."""
         base = 2.0**12 if size < 2**12 else 2.0**16
         return cls(base, base**2, base**3 if base**4 <= _EXACT else 0.0)
 
 
-class Heard(NamedTuple):
-    """Contents of a reduced carrier.
+class PlaceholderContents(NamedTuple):
+    """Contents of a reduced placeholder.
 
     Attributes:
         present: Number of ranks that take part.
@@ -59,8 +59,8 @@ class Heard(NamedTuple):
     undoes: int
 
 
-class CarrierPool:
-    """Memory of carriers, reused in each step.
+class PlaceholderPool:
+    """Memory of placeholders, reused in each step.
 
     Args:
         most: Maximum number of gradients per step.
@@ -71,13 +71,13 @@ class CarrierPool:
         self.renew()
 
     def renew(self) -> None:
-        """Allocate new memory, after a step that left carriers with Horovod."""
+        """Allocate new memory, after a step that left placeholders with Horovod."""
         self.values = torch.ones(self._most, dtype=torch.float64, device="cpu")
         self.tensors = list(self.values.view(-1, 1).unbind())
 
 
-class Carriers:
-    """Carriers of one step.
+class Placeholders:
+    """Placeholders of one step.
 
     Args:
         pool: Their memory.
@@ -87,17 +87,17 @@ class Carriers:
         undoing: Whether this rank wants to undo the last step.
 
     Attributes:
-        nbytes: Bytes of a carrier.
+        nbytes: Bytes of a placeholder.
         lacking: Whether a rank is missing.
     """
 
     nbytes = 8
 
-    def __init__(self, pool: CarrierPool, full: float, size: int, asking: bool, undoing: bool) -> None:
+    def __init__(self, pool: PlaceholderPool, full: float, size: int, asking: bool, undoing: bool) -> None:
         self._pool = pool
         self._full = full
         self._size = size
-        self._terms = Terms.of(size)
+        self._terms = PlaceholderTerms.of(size)
         self._good = 1.0 + self._terms.asks * asking + self._terms.undoes * undoing
         self._undoes: bool | None = None
         self.lacking = False
@@ -113,27 +113,27 @@ class Carriers:
         return isinstance(message, AllReduce) or self.are_complete()
 
     def give(self, peak: float | Tensor, call: Hashable = None, used: bool = True) -> Tensor:
-        """Return the carrier for a gradient.
+        """Return the placeholder for a gradient.
 
         Args:
             peak: Largest magnitude of the gradient, or another number that is finite if the gradient is.
-            call: Equal for carriers that Horovod returns together.
+            call: Equal for placeholders that Horovod returns together.
             used: True: Horovod gives unused parameters a gradient of zeros.
         """
         if isinstance(peak, Tensor):
-            carrier = (~peak.isfinite()).to(torch.float64).mul(self._terms.bad).add(self._good).reshape(1)
+            placeholder = (~peak.isfinite()).to(torch.float64).mul(self._terms.bad).add(self._good).reshape(1)
         else:
             if not self._given:
                 self._pool.values.fill_(self._good)
-            carrier = self._pool.tensors[len(self._given)]
+            placeholder = self._pool.tensors[len(self._given)]
             if not math.isfinite(peak):
-                carrier.fill_(self._good + self._terms.bad)
-        self._given.append(carrier)
+                placeholder.fill_(self._good + self._terms.bad)
+        self._given.append(placeholder)
         self._calls.append(call)
-        return carrier
+        return placeholder
 
     def are_back(self) -> bool:
-        """Return whether all carriers have been reduced, once all have been passed to Horovod."""
+        """Return whether all placeholders have been reduced, once all have been passed to Horovod."""
         if self._handles is None:
             out = [c for c, call in zip(self._given, self._calls, strict=True) if call != self._returned]
             handles = caller.handles_of(out)
@@ -149,26 +149,26 @@ class Carriers:
 
     @property
     def under_way(self) -> int:
-        """Number of carrier handles in flight, as of the last call of `are_back`."""
+        """Number of placeholder handles in flight, as of the last call of `are_back`."""
         return len(self._handles or ())
 
     def first_factor(self) -> float:
-        """Return the factor of sums over the ranks, if the first carrier has returned; else nan."""
+        """Return the factor of sums over the ranks, if the first placeholder has returned; else nan."""
         first = self._given[0] if self._given else None
         if first is None or first.is_cuda or not self.are_complete():
             return math.nan
         return self.factor(first)
 
-    def factor(self, carrier: Tensor) -> float:
-        """Return the factor of a gradient's sum, given its reduced carrier; nan if a rank's gradient is not finite."""
-        return self._factor(float(carrier))
+    def factor(self, placeholder: Tensor) -> float:
+        """Return the factor of a gradient's sum, given its reduced placeholder; nan if one is not finite."""
+        return self._factor(float(placeholder))
 
     def factors(self) -> list[float]:
-        """Return the factors of the sums of all gradients, once all carriers have been reduced."""
-        carriers = self._pool.values[: len(self._given)]
-        if any(carrier.is_cuda for carrier in self._given):
-            carriers = torch.cat([carrier.to("cpu", torch.float64) for carrier in self._given])
-        values = carriers.tolist()
+        """Return the factors of the sums of all gradients, once all placeholders have been reduced."""
+        placeholders = self._pool.values[: len(self._given)]
+        if any(placeholder.is_cuda for placeholder in self._given):
+            placeholders = torch.cat([placeholder.to("cpu", torch.float64) for placeholder in self._given])
+        values = placeholders.tolist()
         known = {value: self._factor(value) for value in set(values)}
         return [known[value] for value in values]
 
@@ -177,17 +177,17 @@ class Carriers:
         sent = heard.present + heard.asks * self._terms.asks + heard.undoes * self._terms.undoes
         return math.nan if heard.bad else value / sent
 
-    def _heard(self, value: float) -> Heard:
-        """Decode a reduced carrier."""
+    def _heard(self, value: float) -> PlaceholderContents:
+        """Decode a reduced placeholder."""
         summed = round(value * self._size / self._full) if self._full else self._size
         base = int(self._terms.asks)
         rest, present = divmod(summed, base)
         rest, asks = divmod(rest, base)
         undoes, bad = divmod(rest, base)
-        return Heard(present, asks, bad, undoes)
+        return PlaceholderContents(present, asks, bad, undoes)
 
     def are_complete(self) -> bool:
-        """Return whether the first carrier has returned, and all ranks sent it."""
+        """Return whether the first placeholder has returned, and all ranks sent it."""
         if not self._complete and self._given:
             first = self._given[0]
             if first.is_cuda:  # to look at it would make the GPU wait for the backward pass
@@ -197,22 +197,22 @@ class Carriers:
         return self._complete
 
     def undoes(self) -> bool | None:
-        """Return whether all ranks undo the last step; None if the first carrier has not returned yet."""
+        """Return whether all ranks undo the last step; None if the first placeholder has not returned yet."""
         if self._undoes is None and self._first_is_back():
             self._undoes = self._heard(float(self._given[0])).undoes == self._size
         return self._undoes
 
     def _first_is_back(self) -> bool:
-        """Return whether the first carrier has been reduced."""
+        """Return whether the first placeholder has been reduced."""
         if self._first is None and self._given:
             self._first = caller.handles_of(self._given[:1]).get(id(self._given[0]))
         return caller.is_done(self._first)
 
-    def check(self, carrier: Tensor, number: int) -> bool:
-        """Check the first carrier that Horovod returns.
+    def check(self, placeholder: Tensor, number: int) -> bool:
+        """Check the first placeholder that Horovod returns.
 
         Args:
-            carrier: The reduced carrier.
+            placeholder: The reduced placeholder.
             number: Its index.
 
         Returns:
@@ -220,9 +220,9 @@ class Carriers:
 
         Raises:
             UnsupportedError: If a rank is missing.
-            ExchangeError: If Horovod has lost the other carriers.
+            ExchangeError: If Horovod has lost the other placeholders.
         """
-        heard = self._heard(float(carrier))
+        heard = self._heard(float(placeholder))
         self.lacking = heard.present < self._size
         if self.lacking:
             raise UnsupportedError(
@@ -242,9 +242,9 @@ class Carriers:
         self._complete = True
 
     def settle(self, patience: float | None = None) -> None:
-        """Wait for abandoned carriers; see `caller.settle`."""
+        """Wait for abandoned placeholders; see `caller.settle`."""
         caller.settle(self._given, patience)
 
     def abandon(self) -> None:
-        """Leave the carriers to Horovod, which may still write to them."""
+        """Leave the placeholders to Horovod, which may still write to them."""
         self._pool.renew()

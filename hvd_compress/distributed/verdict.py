@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from hvd_compress.core.collectives import AllReduce, Collective
-from hvd_compress.torch.reducer import Ballot
+from hvd_compress.torch.reducer import MakeVerdict
 from hvd_compress.transport.protocol import Handle, Transport
 
 _NOTHING = torch.empty(0, device="cpu")
 
 _UNUSED, _USED, _BAD = 0, 1, 2
-"""Votes for a gradient; the largest one of all ranks counts."""
+"""Contributions to the verdict on a gradient; the largest one of all ranks counts."""
 
 
 def wishes(asking: bool, undoing: bool) -> Tensor:
@@ -28,13 +28,13 @@ def factor_of(op: str, size: int) -> float:
     return 1.0 if op == "sum" else 1.0 / size
 
 
-def ballot_of(transport: Transport, factor: float, count: Callable[[Collective], None]) -> Ballot:
-    """Return a function that creates the `GroupVotes` of a step; it holds no reference to a model."""
-    return lambda world, asking, undoing: GroupVotes(transport, factor, asking, undoing, count)
+def verdict_maker(transport: Transport, factor: float, count: Callable[[Collective], None]) -> MakeVerdict:
+    """Return a function that creates the `GroupVerdict` on a step; it holds no reference to a model."""
+    return lambda world, asking, undoing: GroupVerdict(transport, factor, asking, undoing, count)
 
 
-class GroupVotes:
-    """The votes of one step.
+class GroupVerdict:
+    """Verdict on one step.
 
     As it begins, ranks tell whether they want to verify that all agree, and whether they want to undo the last step.
     Then no payload is started before all of them know, so that collectives are in the same order on all ranks. As it
@@ -48,7 +48,7 @@ class GroupVotes:
         count: Called with each message.
 
     Attributes:
-        nbytes: Zero: there is no vote for a single gradient.
+        nbytes: Zero: a gradient has no placeholder on the wire.
     """
 
     nbytes = 0
@@ -96,20 +96,20 @@ class GroupVotes:
         return not self._asked.result()[1].item() if self._asked.done() else None
 
     def give(self, peak: float | Tensor, call: Hashable = None, used: bool = True) -> Tensor:
-        """Vote for a gradient; nothing travels yet."""
+        """Contribute to the verdict on a gradient; nothing travels yet."""
         self._peaks.append(peak)
         self._used.append(used)
         return _NOTHING
 
-    def check(self, carrier: Tensor, number: int) -> bool:
+    def check(self, placeholder: Tensor, number: int) -> bool:
         """Tell the other ranks of all gradients of this one; return whether a rank wants to verify."""
         self._checked = True
         if asks := self._asks():
             return asks  # ranks that differ do not meet here
-        self._vote()
+        self._contribute()
         return False
 
-    def _vote(self) -> Handle:
+    def _contribute(self) -> Handle:
         if self._heard is None:
             device = next((peak.device for peak in self._peaks if isinstance(peak, Tensor)), None)
             peaks = torch.stack([torch.as_tensor(one, dtype=torch.float32, device=device) for one in self._peaks])
@@ -118,8 +118,8 @@ class GroupVotes:
         return self._heard
 
     def are_back(self) -> bool:
-        """Return whether the votes of all ranks are known; nothing is to be waited for before `check`."""
-        return not self._checked or self._vote().done()
+        """Return whether the contributions of all ranks are known; nothing is to be waited for before `check`."""
+        return not self._checked or self._contribute().done()
 
     @property
     def under_way(self) -> int:
@@ -130,25 +130,25 @@ class GroupVotes:
         """Return nan: it is not known before the end whether the step counts."""
         return math.nan
 
-    def factor(self, carrier: Tensor) -> float:
-        """Return the factor of a sum; not of one gradient, as votes come back together."""
+    def factor(self, placeholder: Tensor) -> float:
+        """Return the factor of a sum; not of one gradient, as contributions come back together."""
         return self._scale
 
     def factors(self) -> list[float]:
         """Return by what to multiply the sums of all gradients; nan where a rank had one that is not finite."""
-        return [math.nan if told == _BAD else self._scale for told in self._vote().result().tolist()]
+        return [math.nan if told == _BAD else self._scale for told in self._contribute().result().tolist()]
 
     def unused(self) -> list[int]:
-        """Return the indices of gradients whose parameter no rank has used, once all votes have been reduced."""
+        """Return the indices of gradients whose parameter no rank has used, once `are_back`."""
         if all(self._used):
             return []
-        return [number for number, told in enumerate(self._vote().result().tolist()) if told == _UNUSED]
+        return [number for number, told in enumerate(self._contribute().result().tolist()) if told == _UNUSED]
 
     def assume(self) -> None:
         """Take it that all ranks are there: they are."""
 
     def settle(self, patience: float | None = None) -> None:
-        """Do nothing: votes need not be fetched."""
+        """Do nothing: there are no placeholders."""
 
     def abandon(self) -> None:
-        """Do nothing: votes have memory of their own."""
+        """Do nothing: there are no placeholders."""
