@@ -6,7 +6,6 @@ import logging
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import torch
@@ -476,8 +475,7 @@ class DistributedCompressor(ReducingCompressor):
         """Verify that the ranks agree, as `Reducer` does in its first step."""
         asks = AllReduce(wishes(asking=True, undoing=False))
         registered.transport.start(asks, "").result()
-        facts = facts_of((m.name, m.tensor) for m in registered.members)
-        agreed = Agreement(partial(agreement.describe, self.method, self.merge, facts), (one.name for one in facts))
+        agreed = Agreement(self.method, self.merge, facts_of((m.name, m.tensor) for m in registered.members))
         agreed.begin(registered.transport)
         agreed.wait()
         agreed.verify()

@@ -100,8 +100,8 @@ class ShardedReducer:
         self.scheme = scheme
         self._common, self._begins = common, begins
         self._groups = groups_of(model)
-        self._facts = [fact for group in self._groups for fact in group.facts()]
-        self._agreement = Agreement(self._describe, (fact.name for fact in self._facts))
+        facts = [fact for group in self._groups for fact in group.facts()]
+        self._agreement = Agreement(common.method, common.merge, facts)
         self._transports = {ranks: GroupTransport.of(ranks) for ranks in map(scheme.ranks, self._groups)}
         self._buckets = [self._made(group) for group in self._groups]
         self.transport: GroupTransport | None = None
@@ -287,17 +287,12 @@ class ShardedReducer:
 
     def _agree(self, everyone: GroupTransport) -> None:
         """Verify that all ranks of the model agree, before the first exchange."""
-        self._agreement.begin(everyone, self.steps)
+        self._agreement.begin(everyone, self.steps, next(iter(self._transports.values())).world)
         self._agreement.wait()
         self._agreement.verify()
         if not self._connected:
             self._transports = {ranks: self._lane(one) for ranks, one in self._transports.items()}
         self._connected = True
-
-    def _describe(self, _: World, restored: str) -> bytes:
-        """Return what the ranks must agree on, nodes of the ranks that sum gradients among it."""
-        world = next(iter(self._transports.values())).world
-        return agreement.describe(self._common.method, self._common.merge, self._facts, world, restored)
 
     def _lane(self, transport: GroupTransport) -> GroupTransport:
         """Return connections of the ranks of a process group for all groups that they reduce."""

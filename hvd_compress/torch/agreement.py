@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Sequence
 from typing import NoReturn
 
 import torch
 
 from hvd_compress.checkpoint import agreement
+from hvd_compress.core.bucketing import Gradient, Merge
 from hvd_compress.core.collectives import AllGather, AllReduce, World
+from hvd_compress.core.router import Router
 from hvd_compress.errors import DisagreementError
 from hvd_compress.torch.waiting import nap
 from hvd_compress.transport.protocol import Handle, Transport
@@ -26,9 +28,10 @@ class Agreement:
     """Comparison of model, method, settings and restored state between the ranks, before their first exchange.
 
     Args:
-        facts: Returns what is compared, from `hvd_compress.checkpoint.agreement.describe`, given the ranks and an
-            identifier of the saved state that this rank resumes from.
-        names: Names of the parameters; none in direct calls, which all ranks make in the same order.
+        method: The method.
+        merge: Assignment of gradients to buckets.
+        gradients: The compressed gradients.
+        direct: Whether they are those of a direct call, which all ranks make in the same order.
 
     Attributes:
         due: Whether this rank exchanges nothing before all agree: in the first step, and after a restored state.
@@ -39,13 +42,17 @@ class Agreement:
         series: Job number of the ranks when all of them had exchanged nothing yet.
     """
 
-    def __init__(self, facts: Callable[[World, str], bytes], names: Iterable[str]) -> None:
+    def __init__(self, method: Router, merge: Merge, gradients: Sequence[Gradient], direct: bool = False) -> None:
         self.due = not agreement.elastic()
         self.verified = False
         self.job = self.series = 0
-        self._facts = facts
-        self.place = min(agreement.unwrapped(names), default="")
+        self.place = "" if direct else min(agreement.unwrapped(one.name for one in gradients), default="")
+        self._method, self._merge, self._gradients = method, merge, gradients
         self._comparison: _Comparison | None = None
+
+    def facts(self, world: World, restored: str = "") -> bytes:
+        """Return what is compared; see `hvd_compress.checkpoint.agreement.describe`."""
+        return agreement.describe(self._method, self._merge, self._gradients, world, restored)
 
     def expire(self) -> None:
         """Agree anew in the next step; in an elastic job, ranks compare in another way."""
@@ -56,16 +63,18 @@ class Agreement:
         self._comparison = None
         self.expire()
 
-    def begin(self, transport: Transport, steps: int = 0) -> None:
+    def begin(self, transport: Transport, steps: int = 0, world: World | None = None) -> None:
         """Start to compare, or continue the comparison of an aborted step.
 
         Args:
             transport: Transport of the ranks.
             steps: Number of steps so far, of which a restored state may have some.
+            world: Ranks whose nodes are compared, if they are a part of those of the transport.
         """
         if self._comparison is None:
             restored = f"step {steps} of job {self.job:x}" if self.job else ""
-            self._comparison = _Comparison(self._facts(transport.world, restored), self.place, transport, self.due)
+            facts = self.facts(world or transport.world, restored)
+            self._comparison = _Comparison(facts, self.place, transport, self.due)
 
     def can_verify(self) -> bool:
         """Return whether all ranks compare now."""

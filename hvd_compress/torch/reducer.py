@@ -7,7 +7,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -113,8 +112,7 @@ class Reducer:
         self._step: Step | None = None
         self._epoch = transport.epoch
         facts = facts_of((name, tensor) for _, name, tensor in members)
-        self._describe = partial(agreement.describe, self._method, self._merge, facts)
-        self._agreement = Agreement(self._describe, (one.name for one in facts) if replaces else ())
+        self._agreement = Agreement(self._method, self._merge, facts, direct=not replaces)
         self._buckets = Buckets(self._method, self._merge, members, self.world)
         self._tuner: Tuner | None = None
         self._coming: Handle | None = None
@@ -523,7 +521,7 @@ class Reducer:
             self.world,
             self.steps,
             self._gather,
-            self._describe(self.world),
+            self._agreement.facts(self.world),
             self.by_bucket,
         )
         self._met = self.transport.epoch

@@ -6,7 +6,6 @@ import logging
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -96,8 +95,7 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
             self._agreements.clear()
             self._incarnation = caller.incarnation()
         if isinstance(call, caller.Call) and call.optimizer not in self._agreements:
-            facts = facts_of(caller.parameters(call.optimizer))
-            agreed = Agreement(partial(agreement.describe, self.method, self.merge, facts), (one.name for one in facts))
+            agreed = Agreement(self.method, self.merge, facts_of(caller.parameters(call.optimizer)))
             agreed.begin(HorovodTransport.of(caller.process_set(call.optimizer)))
             at_end_of_backward(self._verify_soon)
             self._agreements[call.optimizer] = agreed
