@@ -5,7 +5,8 @@
 import logging
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import torch
@@ -171,6 +172,7 @@ class DistributedCompressor(ReducingCompressor):
         op: str = "mean",
         replicas: dist.ProcessGroup | Literal[False] | None = None,
         optimizer: Optimizers | None = None,
+        gather: str = "none",
     ) -> Self:
         """Compress the gradients of a model from its next backward pass on.
 
@@ -178,29 +180,34 @@ class DistributedCompressor(ReducingCompressor):
 
         Args:
             model: The model, before its first backward pass: a ``DistributedDataParallel``, or a module that
-                ``fully_shard`` (FSDP2) has sharded over a mesh with one dimension. Its process groups are used. It may
-                be compiled, or be what Lightning Fabric or the composable ``replicate`` return.
+                ``fully_shard`` (FSDP2) has sharded over a mesh with one dimension, or with two, for replicas and shards
+                (HSDP). Its process groups are used. It may be compiled, or be what Lightning Fabric or the composable
+                ``replicate`` return.
             op: ``"mean"`` of the gradients over the ranks, as without compression, or ``"sum"``.
-            replicas: For a sharded model: process group of the ranks that hold the same shards. The reduced shards are
-                summed over them with compression, by any method, while the reduce-scatter within a replica stays as it
-                is. None to compress the reduce-scatter, which only some methods support; False for that, too, if the
-                mesh is a part of a larger one whose other ranks hold other parameters.
+            replicas: For a model that is sharded over a mesh with one dimension: process group of the ranks that hold
+                the same shards, which a mesh with two dimensions tells by itself. The reduced shards are summed over
+                them with compression, by any method, while the reduce-scatter within a replica stays as it is. None to
+                compress the reduce-scatter, which only some methods support; False for that, too, if the mesh is a part
+                of a larger one whose other ranks hold other parameters.
             optimizer: The optimizer of the model, or all of them. With it, momentum that the method does not support
                 is an error, Adam's where it costs loss is warned of, and with ``DistributedDataParallel`` gradients
                 that are cleared before it has applied them leave no residual.
+            gather: For a sharded model: how its parameters are gathered. ``"int8"`` or ``"fp8"``, about 8 bits for each
+                number, ``"int4"``, which costs loss, or ``"none"``.
 
         Returns:
             This compressor.
 
         Raises:
             GradientError: If a parameter's dtype cannot be compressed.
-            SpecError: If ``op`` is something else.
+            SpecError: If ``op`` or ``gather`` is something else.
             UnsupportedError: If the model is neither, or the method does not support it or its optimizer.
         """
         found = _unwrapped(model)
         if isinstance(found, DistributedDataParallel):
-            if replicas is not None:
-                raise UnsupportedError("replicas= is for models that fully_shard has sharded: leave it out")
+            for name, given in (("replicas", replicas is not None), ("gather", gather != "none")):
+                if given:
+                    raise UnsupportedError(f"{name}= is for models that fully_shard has sharded: leave it out")
             state = self.registered(found, op, optimizer)
             try:
                 found.register_comm_hook(state, hook)
@@ -218,7 +225,7 @@ class DistributedCompressor(ReducingCompressor):
                 type(found).__name__,
             )
         else:
-            self._register_sharded(found, op, replicas, optimizer)
+            self._register_sharded(found, op, replicas, optimizer, gather)
         return self
 
     def all_reduce(
@@ -280,6 +287,29 @@ class DistributedCompressor(ReducingCompressor):
         self._reducers.begin_call(call.key, reducer)
         return self._restored(reducer)
 
+    @contextmanager
+    def exact_parameters(self, model: nn.Module) -> Iterator[None]:
+        """Gather exact parameters within the context, as for evaluation.
+
+        Use::
+
+            with compression.exact_parameters(model), torch.no_grad():
+                loss = model(batch)
+
+        Enter and leave it on all ranks, and not between a forward pass and its backward pass.
+
+        Args:
+            model: A model that was registered with ``gather=``.
+
+        Raises:
+            UnsupportedError: If it was not.
+        """
+        found = next((one for one in self._sharded.values() if one.model() is _unwrapped(model)), None)
+        if found is None and not alone():
+            raise UnsupportedError(f"exact_parameters({type(model).__name__}) is for models registered with gather=")
+        with nullcontext() if found is None else found.gather.exactly(model):
+            yield
+
     def _known(self, model: nn.Module, optimizer: Optimizers | None) -> list[Any]:
         """Return the optimizers of a model, after checking that the method supports them."""
         found = as_list(optimizer, model.parameters())
@@ -304,6 +334,7 @@ class DistributedCompressor(ReducingCompressor):
         op: str,
         replicas: dist.ProcessGroup | Literal[False] | None,
         optimizer: Optimizers | None,
+        gather: str,
     ) -> None:
         check_op(op)
         if not _is_sharded(model):
@@ -312,8 +343,14 @@ class DistributedCompressor(ReducingCompressor):
                 " torch.nn.parallel.DistributedDataParallel first, or shard it by torch.distributed.fsdp.fully_shard"
             )
         from hvd_compress.distributed.sharded import Scheme, ShardedReducer, label_of
-        from hvd_compress.distributed.sharded_groups import check_whole
+        from hvd_compress.distributed.sharded_gather import check_gather
+        from hvd_compress.distributed.sharded_groups import check_whole, replicas_of
 
+        check_gather(gather)
+        if (hybrid := replicas_of(model)) is not None:
+            if replicas not in (None, hybrid):
+                raise UnsupportedError("replicas= differs from the replicas of the model's own mesh: leave it out")
+            replicas = hybrid
         optimizers = self._known(model, optimizer)
         common = self._common._replace(lock=StepLock())
         reducer = ShardedReducer(common, model, Scheme(replicas or None, op), self._give)
@@ -324,7 +361,7 @@ class DistributedCompressor(ReducingCompressor):
             reducer.label = self._registry.label(label_of(model), set())
         else:
             reducer.adopt(former)
-        reducer.attach(model, optimizers)
+        reducer.attach(model, gather, optimizers)
         self._sharded[reducer.label] = reducer
 
     def _give(self, reducer: "ShardedReducer") -> None:

@@ -23,7 +23,8 @@ from hvd_compress.core.collectives import AllGather, AllReduce, State, World
 from hvd_compress.core.method import Method, ReduceScattered
 from hvd_compress.core.state_tree import Per, kinds
 from hvd_compress.distributed.sharded_buckets import GroupBuckets, Part
-from hvd_compress.distributed.sharded_groups import FSDPUnit, groups_of
+from hvd_compress.distributed.sharded_gather import ParameterGather
+from hvd_compress.distributed.sharded_groups import FSDPUnit, groups_of, leave_replicas
 from hvd_compress.distributed.sharded_hooks import CompressedAllReduce, CompressedReduceScatter, watch
 from hvd_compress.distributed.sharded_step import Step
 from hvd_compress.distributed.transport import GroupTransport
@@ -79,6 +80,7 @@ class ShardedReducer:
 
     Attributes:
         label: Name that is the same on all ranks; set by the compressor.
+        gather: How parameters are gathered; set by `attach`.
         model: The model.
         scheme: How gradients are summed.
         transport: All ranks that hold the model; None until they are known.
@@ -90,6 +92,7 @@ class ShardedReducer:
     """
 
     label: str
+    gather: ParameterGather
     _watch: RemovableHandle
 
     def __init__(
@@ -119,14 +122,18 @@ class ShardedReducer:
             return GroupBuckets(group, ReduceScattered(method), world, world.size)
         return GroupBuckets(group, method, world, 1)
 
-    def attach(self, model: nn.Module, optimizers: Sequence[Any]) -> None:
+    def attach(self, model: nn.Module, gather: str, optimizers: Sequence[Any]) -> None:
         """Set the communication of all modules of the model.
 
         Args:
             model: The model.
+            gather: How parameters are gathered.
             optimizers: Its optimizers, as far as they are known; with ``preconditioned=on``, their steps raise an error
                 if updates were changed after their reduction.
         """
+        self.gather = ParameterGather(gather, self._common.meter, self.label)
+        self.gather.attach(model, self._groups)
+        leave_replicas(model)
         self._watch = watch(model, self)
         self._updates = UpdateWatch(optimizers) if self._common.method.preconditioned else None
         for number, group in enumerate(self._groups):

@@ -181,9 +181,40 @@ def _check_dimensions(group: Any, names: dict[int, str]) -> None:
                 " dimensions, which is not supported with compression: use fully_shard alone, or train this model"
                 " without compression"
             )
-        if mesh.ndim != 1:
-            raise UnsupportedError(
-                f"{_name(one, names)!r} is sharded over a mesh with {mesh.ndim} dimensions, which is not supported:"
-                " PyTorch gives no access to the allreduce between replicas; call fully_shard(module,"
-                " mesh=mesh['shard']) and register(model, replicas=mesh['replicate'].get_group())"
-            )
+
+
+_REPLICAS: weakref.WeakKeyDictionary[Any, dist.ProcessGroup] = weakref.WeakKeyDictionary()
+"""Replicas of the groups whose allreduce `leave_replicas` has taken from FSDP."""
+
+
+def _replicas(group: Any) -> dist.ProcessGroup | None:
+    known = _REPLICAS.get(group)
+    return known or (group.mesh_info.replicate_process_group if group._is_hsdp else None)
+
+
+def replicas_of(model: nn.Module) -> dist.ProcessGroup | None:
+    """Return the ranks that hold the same shards, if ``fully_shard`` was given a mesh for replicas and shards (HSDP).
+
+    Raises:
+        UnsupportedError: If the modules have several such groups of ranks.
+    """
+    found = set(map(_replicas, _fsdp_groups(model)))
+    if len(found) > 1:
+        raise UnsupportedError(
+            "some modules are sharded over a mesh for replicas and shards, and some over another one, which is not"
+            " supported: pass the same mesh to each fully_shard"
+        )
+    return found.pop() if found else None
+
+
+def leave_replicas(model: nn.Module) -> None:
+    """Take the allreduce between replicas from FSDP, whose gradients then are sums over the ranks of the shards."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+
+    for group in _fsdp_groups(model):
+        replicas, before = _replicas(group), group.mesh_info
+        if replicas is not None and group not in _REPLICAS:
+            _REPLICAS[group] = replicas
+            group.mesh_info = FSDPMeshInfo(before.mesh, shard_mesh_dim=before.shard_mesh_dim)
+            if group.post_forward_mesh_info == before:
+                group.post_forward_mesh_info = group.mesh_info

@@ -29,6 +29,8 @@ class Stats(NamedTuple):
             compressed tensors; None without ``measure=on``.
         bytes_inside: Payload bytes of collectives within a node, with ``hierarchical=on``; ``bytes_sent`` has those of
             all others.
+        parameter_bytes: Bytes of this rank's shards that FSDP2 gathered, before compression; 0 without ``gather=``.
+        parameter_bytes_sent: Payload bytes of these gathers.
     """
 
     steps: int
@@ -40,6 +42,8 @@ class Stats(NamedTuple):
     decode_seconds: float | None
     vnmse: float | None = None
     bytes_inside: int = 0
+    parameter_bytes: int = 0
+    parameter_bytes_sent: int = 0
 
     @property
     def bytes_per_step(self) -> float:
@@ -52,6 +56,9 @@ class Stats(NamedTuple):
         given = self.gradient_bytes / steps
         sent = [f"{self.bytes_per_step:,.0f} of {given:,.0f} bytes sent (ratio {self.ratio:.1f})"]
         sent += [f"{self.bytes_inside / steps:,.0f} bytes within nodes"] if self.bytes_inside else []
+        if self.parameter_bytes:
+            shards, codes = self.parameter_bytes / steps, self.parameter_bytes_sent / steps
+            sent += [f"{codes:,.0f} of {shards:,.0f} bytes of parameters"]
         times = {"encode": self.encode_seconds, "wait": self.wait_seconds, "decode": self.decode_seconds}
         sent += [f"{name} {1000 * total / steps:.3g} ms" for name, total in times.items() if total is not None]
         sent += [] if self.vnmse is None else [f"vNMSE {self.vnmse:.3g}"]
@@ -69,6 +76,8 @@ class Meter:
     gradient_bytes: int = 0
     bytes_sent: int = 0
     bytes_inside: int = 0
+    parameter_bytes: int = 0
+    parameter_bytes_sent: int = 0
     encode: float = 0.0
     wait: float = 0.0
     decode: float = 0.0
@@ -109,4 +118,6 @@ class Meter:
             self.wait if waits else None,
             self.decode,
             bytes_inside=self.bytes_inside,
+            parameter_bytes=self.parameter_bytes,
+            parameter_bytes_sent=self.parameter_bytes_sent,
         )

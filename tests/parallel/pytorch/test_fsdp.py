@@ -568,8 +568,8 @@ def test_what_is_not_supported_says_so() -> None:
         Compression.qsgd().register(DistributedDataParallel(make_model()), replicas=dist.group.WORLD)
     model = make_model()
     fully_shard(model, mesh=init_device_mesh("cpu", (1, SIZE), mesh_dim_names=("replicate", "shard")))
-    with pytest.raises(UnsupportedError, match="mesh with 2 dimensions"):
-        Compression.qsgd().register(model)
+    with pytest.raises(UnsupportedError, match="replicas= differs"):
+        Compression.qsgd().register(model, replicas=False)
     job = Job("qsgd")
     job.model[0].set_force_sum_reduction_for_comms(False)
     with pytest.raises(UnsupportedError, match="set_force_sum_reduction_for_comms"):

@@ -128,8 +128,34 @@ class TestFSDP:
         plain = train_sharded(shards)
         for spec in (LOSSLESS[0], *EXACT):
             torch.testing.assert_close(train_sharded(shards, spec), plain, rtol=1e-4, atol=1e-5)
+            assert torch.equal(train_sharded(shards, spec, named=True), train_sharded(shards, spec))
         for spec in ("topk:ratio=0.05", "topk:ratio=0.05,hierarchical=on"):
             assert_ranks_equal(train_sharded(shards, spec))
+
+    def test_registered_again_with_the_mesh_of_both_it_goes_on(self) -> None:
+        job, twice = Sharded(2, "topk:ratio=0.05").run(range(3)), Sharded(2, "topk:ratio=0.05").run(range(2))
+        twice.compression.register(twice.model)
+        assert torch.equal(twice.run(range(2, 3)).weights(), job.weights())
+
+    @pytest.mark.parametrize("after", [True, False, 2])
+    def test_gathers_of_codes(self, after: bool | int) -> None:
+        """They are decoded in forward and backward, also where backward gathers within a node."""
+        seen: list[Tensor] = []
+        model: Any = nn.Sequential(nn.Linear(32, 49), nn.Linear(49, 10))
+        for module in (model[0], model):
+            fully_shard(module, mesh=init_device_mesh("cpu", (SIZE,)), reshard_after_forward=after)
+        hvd_compress.distributed.Compression.none.register(model, gather="int8")
+
+        def note(*_: Any) -> None:
+            seen.append(model[0].weight.detach().clone())
+
+        model[0].register_forward_pre_hook(note)
+        model[0].register_forward_hook(lambda layer, _, output: output.register_hook(note) and None)
+        loss_of(model, 0).backward()  # type: ignore[no-untyped-call]
+        assert len(seen) == 2 and torch.equal(*seen)
+        assert_ranks_equal(seen[0])
+        exact = model[0].weight.full_tensor()
+        assert 0 < (seen[0] - exact).abs().max() <= exact.abs().max() / 254 * 1.001
 
     @pytest.mark.parametrize("full", [False, True])
     def test_replicas_resume_bit_for_bit(self, full: bool, tmp_path: Path) -> None:
@@ -177,18 +203,23 @@ class TestFSDP:
 
 
 class Sharded:
-    """A model in training with FSDP2 on several shards; with PyTorch's own HSDP without a spec."""
+    """A model in training with FSDP2 on several shards; with PyTorch's own HSDP without a spec.
 
-    def __init__(self, shards: int, spec: str | None = None, **options: Any) -> None:
+    Its mesh has both dimensions, or, if its replicas are named, that of the shards only.
+    """
+
+    def __init__(self, shards: int, spec: str | None = None, named: bool = False, **options: Any) -> None:
         mesh = init_device_mesh("cpu", (SIZE // shards, shards), mesh_dim_names=("replicate", "shard"))
         with torch.random.fork_rng():
             torch.manual_seed(0)
             self.model: Any = nn.Sequential(nn.Linear(32, 49), nn.ReLU(), nn.Linear(49, 10))  # cannot be halved
         for module in (self.model[0], self.model):
-            fully_shard(module, mesh=mesh["shard"] if spec else mesh)
+            fully_shard(module, mesh=mesh["shard"] if named else mesh)
         self.compression = hvd_compress.distributed.Compression.parse(spec or "none")
+        if named:
+            options["replicas"] = mesh["replicate"].get_group()
         if spec:
-            self.compression.register(self.model, replicas=mesh["replicate"].get_group(), **options)
+            self.compression.register(self.model, **options)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
 
     def run(self, steps: range) -> Sharded:
@@ -202,9 +233,9 @@ class Sharded:
         return torch.cat([p.full_tensor().flatten() for p in self.model.parameters()]).detach()
 
 
-def train_sharded(shards: int, spec: str | None = None) -> Tensor:
+def train_sharded(shards: int, spec: str | None = None, named: bool = False) -> Tensor:
     """Train; return all weights."""
-    job = Sharded(shards, spec).run(range(6))
+    job = Sharded(shards, spec, named).run(range(6))
     if spec:
         assert (job.compression.stats().bytes_inside > 0) == ("hierarchical" in spec and shards == 1)
     return job.weights()
