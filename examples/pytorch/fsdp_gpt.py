@@ -1,9 +1,9 @@
-"""Train a small GPT on the bytes of any text with FSDP2 and a compressed reduce-scatter, without Horovod.
+"""Train a small GPT on the bytes of any text with FSDP2, gradients and parameters compressed, without Horovod.
 
 Run; with ``--compression off``, PyTorch itself reduces the gradients, in bfloat16, and with ``preconditioned=on`` in
 the spec, compressed updates replace AdamW::
 
-    torchrun --nproc-per-node 2 examples/pytorch/fsdp_gpt.py text.txt --compression qsgd:bits=8
+    torchrun --nproc-per-node 2 examples/pytorch/fsdp_gpt.py text.txt --compression qsgd:bits=8 --gather int8
 """
 
 import argparse
@@ -21,6 +21,7 @@ from hvd_compress.distributed import Compression
 parser = argparse.ArgumentParser()
 parser.add_argument("text", type=Path, help="a file, taken as bytes; its last tenth is for testing")
 parser.add_argument("--compression", default="qsgd:bits=8", metavar="SPEC|off", help="default: %(default)s")
+parser.add_argument("--gather", default="none", metavar="none|int8|fp8|int4", help="of parameters; default: none")
 parser.add_argument("--batch", default=8, type=int, help="pieces of text per rank and step; default: %(default)s")
 parser.add_argument("--length", default=64, type=int, help="bytes per piece; default: %(default)s")
 parser.add_argument("--layers", default=2, type=int, help="default: %(default)s")
@@ -48,7 +49,7 @@ if args.compression != "off":
     compression = Compression.parse(args.compression)
     if "preconditioned=on" in args.compression:  # what arrives are updates of AdamW
         optimizer = compression.optimizer(model, lr=args.lr, weight_decay=0.01)
-    compression.register(model, optimizer=optimizer)
+    compression.register(model, optimizer=optimizer, gather=args.gather)
 
 
 def loss(text: Tensor, begins: Tensor) -> Tensor:

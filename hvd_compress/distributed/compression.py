@@ -307,7 +307,7 @@ class DistributedCompressor(ReducingCompressor):
         found = next((one for one in self._sharded.values() if one.model() is _unwrapped(model)), None)
         if found is None and not alone():
             raise UnsupportedError(f"exact_parameters({type(model).__name__}) is for models registered with gather=")
-        with nullcontext() if found is None else found.gather.exactly(model):
+        with nullcontext() if found is None else found.gather.exact_within(model):
             yield
 
     def _known(self, model: nn.Module, optimizer: Optimizers | None) -> list[Any]:

@@ -30,6 +30,10 @@ _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  #
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
+_DECODED = 2**24
+"""Number of coordinates that are decoded at a time, or one shard: they take four bytes each for a moment."""
+
+
 def check_gather(gather: str) -> None:
     """Validate ``gather``.
 
@@ -97,7 +101,7 @@ class ParameterGather:
         self.exact = False
         self._meter = meter
         self._label = label
-        self._groups: set[dist.ProcessGroup] = set()
+        self._groups: list[dist.ProcessGroup] = []
 
     def attach(self, model: nn.Module, groups: Sequence[FSDPUnit]) -> None:
         """Set the gathers of all modules of a model, and have the ranks compare them before the first one.
@@ -113,11 +117,11 @@ class ParameterGather:
             new = own if self.spec == "none" else CompressedAllGather(self, Columns.of(group), own)
             for module in group.modules() if new is not old else ():
                 module.set_custom_all_gather(new)
-        self._groups = {group.process_group for group in groups}
+        self._groups = list(dict.fromkeys(group.process_group for group in groups))
         model.register_forward_pre_hook(_before_forward(self), prepend=True)  # before that of FSDP, which gathers
 
     @contextmanager
-    def exactly(self, model: nn.Module) -> Iterator[None]:
+    def exact_within(self, model: nn.Module) -> Iterator[None]:
         """Gather exact parameters within the context; what is gathered at its ends is dropped."""
         before, self.exact = self.exact, True
         _reshard(model)
@@ -133,8 +137,9 @@ class ParameterGather:
         Raises:
             DisagreementError: If they do not.
         """
-        while self._groups:
-            compare(self._groups.pop(), f"gather.{self._label}", "gather=", self.spec)
+        for group in self._groups:
+            compare(group, f"gather.{self._label}", "gather=", self.spec)
+        self._groups = []
 
     def gather(self, columns: Columns, mine: Tensor, everyone: Tensor, group: dist.ProcessGroup) -> None:
         """Gather the shards of a group.
@@ -174,10 +179,12 @@ def _decode(code: Code, columns: Columns, rows: Tensor, shards: Tensor) -> None:
     """Write the shards of all ranks, given the bytes of each; a coded part that is not finite becomes nan."""
     numel = sum(column.stop - column.start for column in columns.coded)
     begin = shards.element_size() * (columns.numel - numel)
-    codes, finite = rows[:, begin + 1 :].contiguous(), rows[:, begin : begin + 1] == 1
-    values = torch_ops(rows.device).dequantise(codes, code, numel, "float32", join=True).view(len(rows), -1)
-    _put(shards, columns.coded, values.masked_fill(~finite, torch.nan))
     _put(shards, columns.exact, rows[:, :begin].contiguous().view(shards.dtype))
+    ops, some = torch_ops(rows.device), max(1, _DECODED // numel)
+    for part, into in zip(torch.split(rows, some), torch.split(shards, some), strict=True):
+        codes, bad = part[:, begin + 1 :].contiguous(), part[:, begin : begin + 1] == 0
+        values = ops.dequantise(codes, code, numel, "float32", join=True).view(len(part), -1)
+        _put(into, columns.coded, values.masked_fill_(bad, torch.nan))
 
 
 def _put(shards: Tensor, columns: Sequence[slice], values: Tensor) -> None:

@@ -60,6 +60,13 @@ def test_entries_of_a_sharded_model() -> None:
     found = entries(["qsgd"], [None], ["fsdp"], "fsdp")
     assert [entry.label for entry in found] == [ALONE, "FSDP's none", "FSDP's bf16", "qsgd"]
     assert [entry.driver for entry in found[1:]] == ["fsdp"] * 3
+    found = entries(["qsgd", "fp8"], [None], [], "fsdp", ["none", "int8"])
+    assert [entry.label for entry in found[1:]] == [
+        f"{spec} gather={one}" for spec in ("qsgd", "fp8") for one in ("none", "int8")
+    ]
+    assert [entry.gather for entry in found[1:]] == ["none", "int8"] * 2
+    with pytest.raises(SpecError, match=r"--gather int8 .* needs --framework fsdp"):
+        entries(["qsgd"], [None], [], "ddp", ["int8"])
 
 
 def test_tasks_travel_as_text_and_reports_as_files(tmp_path: Path) -> None:

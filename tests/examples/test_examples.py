@@ -78,13 +78,13 @@ def test_the_study_of_adamw(tmp_path: Path) -> None:
     assert all(2 < run["curve"][-1][1] < 7 for run in runs)
 
 
-@pytest.mark.parametrize("spec", ["qsgd:bits=8", "ctk:preconditioned=on"])
-def test_fsdp_gpt(spec: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("spec", "gather"), [("qsgd:bits=8", "int8"), ("ctk:preconditioned=on", "none")])
+def test_fsdp_gpt(spec: str, gather: str, tmp_path: Path) -> None:
     """Letters that come as often as they do here have an entropy of 3.4."""
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog; " * 400)
     small = ("--steps", "60", "--width", "32", "--length", "16", "--layers", "1", "--lr", "0.01")
-    found = torchrun(2, example("pytorch/fsdp_gpt.py"), text, *small, "--compression", spec)
+    found = torchrun(2, example("pytorch/fsdp_gpt.py"), text, *small, "--compression", spec, "--gather", gather)
     assert figures(found.stdout, "loss")[-1] < 1.6
 
 

@@ -77,6 +77,12 @@ Merging = Annotated[
     list[str] | None,
     typer.Option(help="Partitions to compare, such as layer,2,search; by default the package's own. Can be repeated."),
 ]
+Gathers = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="none|int8|fp8|int4", help="Gathers of parameters to compare, with --framework fsdp. Can be repeated."
+    ),
+]
 Against = Annotated[
     list[str] | None,
     typer.Option(
@@ -112,6 +118,7 @@ def steps(
     steps: Steps = 12,
     warmup: Warmup = 4,
     merge: Merging = None,
+    gather: Gathers = None,
     against: Against = None,
     memory: Annotated[bool, typer.Option("--memory", help="Measure peak memory instead of time.")] = False,
     as_json: ToJson = None,
@@ -128,7 +135,7 @@ def steps(
     matrices of 64 x 32, whose gradients cost nothing. A step is the time of the slowest rank.
     """
     with refusals():
-        compared = entries(specs, read_merges(merge or []), against or [], framework)
+        compared = entries(specs, read_merges(merge or []), against or [], framework, gather or [])
         task = Task("memory" if memory else "steps", model, compared, steps, warmup, 0, "", device)
         launcher = choose_launcher(controller, bool(on) or task.needs_horovod)
         where = on_device(read_where(hosts, rate, ranks_per_host, ranks, launcher, on), device, framework)

@@ -32,7 +32,8 @@ class FSDPBench(DDPBench):
         optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
         subject = DDPSubject(list(module.parameters()), lambda _: module(), optimizer)
         if not entry.own:
-            subject.compressor = entry.compression(Compression, None).register(module, optimizer=optimizer)
+            ours = entry.compression(Compression, None)
+            subject.compressor = ours.register(module, optimizer=optimizer, gather=entry.gather)
         return subject
 
 

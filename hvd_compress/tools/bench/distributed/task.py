@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -48,6 +48,7 @@ class Entry(NamedTuple):
     own: bool = False  # Whether the compression is the driver's own
     driver: Driver = "horovod"
     merge: Merge | None = None  # The merge policy; None for the default
+    gather: str = "none"  # How FSDP2 gathers parameters
 
     @property
     def warmup(self) -> int:
@@ -142,9 +143,13 @@ OWN: dict[Driver, dict[str, str]] = {
 
 
 def entries(
-    specs: list[str], merges: list[Merge | None], against: Collection[str], framework: Measured = "torch"
+    specs: list[str],
+    merges: list[Merge | None],
+    against: Collection[str],
+    framework: Measured = "torch",
+    gathers: Sequence[str] = (),
 ) -> list[Entry]:
-    """Return what is compared: the step alone, own methods of drivers, and each method with each partition.
+    """Return what is compared: the step alone, own methods of drivers, and each method with each partition and gather.
 
     Raises:
         SpecError: If a spec or a partition cannot be, or is given twice.
@@ -152,6 +157,8 @@ def entries(
     for merge in merges:
         if merge is not None:
             check_merge(merge)
+    if gathers and framework != "fsdp":
+        raise SpecError(f"--gather {gathers[0]} is not possible here: it needs --framework fsdp")
     found = [Entry(ALONE)]
     drivers: list[Driver] = DRIVERS.get(framework, ["horovod"])
     for one in set(against) - {*drivers}:
@@ -168,9 +175,11 @@ def entries(
         for merge in [None] if linear else merges:
             label = spec if merge is None else f"{spec} merge={merge}"
             found += [
-                Entry(f"{label} by {driver}" if len(drivers) > 1 else label, spec, driver=driver, merge=merge)
+                Entry(f"{label} by {driver}" if len(drivers) > 1 else label, spec, False, driver, merge)
                 for driver in drivers
+                if not gathers
             ]
+            found += [Entry(f"{label} gather={one}", spec, False, drivers[0], merge, one) for one in gathers]
     labels = [entry.label for entry in found]
     if twice := {label for label in labels if labels.count(label) > 1}:
         raise SpecError(f"{', '.join(sorted(twice))} is given twice: name each once")
