@@ -192,8 +192,8 @@ class DistributedCompressor(ReducingCompressor):
             optimizer: The optimizer of the model, or all of them. With it, momentum that the method does not support
                 is an error, Adam's where it costs loss is warned of, and with ``DistributedDataParallel`` gradients
                 that are cleared before it has applied them leave no residual.
-            gather: For a sharded model: how its parameters are gathered. ``"int8"`` or ``"fp8"``, about 8 bits for each
-                number, ``"int4"``, which costs loss, or ``"none"``.
+            gather: For a sharded model: how its parameters are gathered, ``"int8"`` or ``"fp8"`` in 8.25 bits for each
+                number, ``"int4"`` in 5, or ``"none"``.
 
         Returns:
             This compressor.
@@ -355,7 +355,7 @@ class DistributedCompressor(ReducingCompressor):
         common = self._common._replace(lock=StepLock())
         reducer = ShardedReducer(common, model, Scheme(replicas or None, op), self._give)
         if replicas is None:
-            check_whole(model)
+            check_whole(model, reducer.groups)
         former = next((one for one in self._sharded.values() if reducer.follows(one)), None)
         if former is None:
             reducer.label = self._registry.label(label_of(model), set())

@@ -24,7 +24,7 @@ from hvd_compress.core.method import Method, ReduceScattered
 from hvd_compress.core.state_tree import Per, kinds
 from hvd_compress.distributed.sharded_buckets import GroupBuckets, Part
 from hvd_compress.distributed.sharded_gather import ParameterGather
-from hvd_compress.distributed.sharded_groups import FSDPUnit, groups_of, leave_replicas
+from hvd_compress.distributed.sharded_groups import FSDPUnit, groups_of, leave_replicas, ranks_of
 from hvd_compress.distributed.sharded_hooks import CompressedAllReduce, CompressedReduceScatter, watch
 from hvd_compress.distributed.sharded_step import Step
 from hvd_compress.distributed.transport import GroupTransport
@@ -83,6 +83,7 @@ class ShardedReducer:
         gather: How parameters are gathered; set by `attach`.
         model: The model.
         scheme: How gradients are summed.
+        groups: Groups of parameters.
         transport: All ranks that hold the model; None until they are known.
         steps: Number of steps so far.
 
@@ -102,11 +103,11 @@ class ShardedReducer:
         self.model = weakref.ref(model)
         self.scheme = scheme
         self._common, self._begins = common, begins
-        self._groups = groups_of(model)
-        facts = [fact for group in self._groups for fact in group.facts()]
+        self.groups = groups_of(model)
+        facts = [fact for group in self.groups for fact in group.facts()]
         self._agreement = Agreement(common.method, common.merge, facts)
-        self._transports = {ranks: GroupTransport.of(ranks) for ranks in map(scheme.ranks, self._groups)}
-        self._buckets = [self._made(group) for group in self._groups]
+        self._transports = {ranks: GroupTransport.of(ranks) for ranks in map(scheme.ranks, self.groups)}
+        self._buckets = [self._made(group) for group in self.groups]
         self.transport: GroupTransport | None = None
         self._step: Step | None = None
         self._updates: UpdateWatch | None = None
@@ -132,11 +133,11 @@ class ShardedReducer:
                 if updates were changed after their reduction.
         """
         self.gather = ParameterGather(gather, self._common.meter, self.label)
-        self.gather.attach(model, self._groups)
+        self.gather.attach(model, self.groups)
         leave_replicas(model)
         self._watch = watch(model, self)
         self._updates = UpdateWatch(optimizers) if self._common.method.preconditioned else None
-        for number, group in enumerate(self._groups):
+        for number, group in enumerate(self.groups):
             for module in group.modules():
                 if self.scheme.replicas is None:
                     module.set_custom_reduce_scatter(CompressedReduceScatter(self, number))
@@ -149,8 +150,8 @@ class ShardedReducer:
 
     def follows(self, other: ShardedReducer) -> bool:
         """Return whether another reducer reduces some of these parameters."""
-        theirs = [group.fsdp() for group in other._groups]
-        return any(group.fsdp() in theirs for group in self._groups)
+        theirs = [group.fsdp() for group in other.groups]
+        return any(group.fsdp() in theirs for group in self.groups)
 
     def adopt(self, former: ShardedReducer) -> None:
         """Take over the states of the former reducer of these parameters.
@@ -259,20 +260,20 @@ class ShardedReducer:
     def _end(self) -> None:
         """Decide on the step, once FSDP has finalised the backward pass."""
         step = self._step
-        if step is None or step.bad is not None or any(group.in_backward for group in self._groups):
+        if step is None or step.bad is not None or any(group.in_backward for group in self.groups):
             return
         assert self.transport is not None
         with self._common.lock, torch.no_grad():
-            flags = step.flags(len(self._groups), self._groups[0].device)
+            flags = step.flags(len(self.groups), self.groups[0].device)
             step.bad = self.transport.start(AllReduce(flags, "max", donate=True), "").result()
             if self._updates is not None and self._updates.looks:
-                shards = ChainMap(*(self._groups[number].grads(members) for number, members in step.reduced.items()))
+                shards = ChainMap(*(self.groups[number].grads(members) for number, members in step.reduced.items()))
                 self._updates.reduced(shards, step.loss_scale)
             if not step.bad.is_cuda and not step.bad.any():
                 return
             factors = torch.where(step.bad > 0, math.nan, 1.0)  # without a device synchronisation
             for number, members in step.reduced.items():
-                for grad in self._groups[number].grads(members).values():
+                for grad in self.groups[number].grads(members).values():
                     grad.mul_(factors[number].to(grad.device))
 
     def _settle(self) -> None:
@@ -282,13 +283,15 @@ class ShardedReducer:
 
     def _meet(self) -> GroupTransport:
         """Return all ranks that hold the model: those that share its parameters, and their replicas."""
-        shared = max((group.process_group for group in self._groups), key=lambda ranks: ranks.size())
-        ranks = dist.get_process_group_ranks(shared)
+        ranks = ranks_of(self.groups)
         if self.scheme.replicas is not None:
             mine = torch.tensor(dist.get_process_group_ranks(self.scheme.replicas), device="cpu")
-            rows = GroupTransport.of(shared).start(AllGather(mine), "").result()
+            rows = self._between(ranks).start(AllGather(mine), "").result()
             ranks = sorted(set(rows.flatten().tolist()))
-        known = [shared, *self._transports, dist.group.WORLD]
+        return self._between(ranks)
+
+    def _between(self, ranks: Sequence[int]) -> GroupTransport:
+        known = [*(group.process_group for group in self.groups), *self._transports, dist.group.WORLD]
         found = next((one for one in known if one is not None and dist.get_process_group_ranks(one) == ranks), None)
         return GroupTransport.of(_group_of(ranks) if found is None else found)
 
@@ -318,7 +321,7 @@ class ShardedReducer:
 
     def living(self) -> set[int]:
         """Return the keys of its parameters."""
-        return {key for group in self._groups for key in group.living()}
+        return {key for group in self.groups for key in group.living()}
 
     @property
     def begun(self) -> bool:
@@ -342,7 +345,7 @@ class ShardedReducer:
     @property
     def gradients(self) -> Sequence[Gradient]:
         """The parameters, also those that are frozen."""
-        parameters = [one for group in self._groups for one in group.parameters]
+        parameters = [one for group in self.groups for one in group.parameters]
         return [Gradient(one.name, one.shape, one.dtype) for one in parameters]
 
     def saved(self) -> SavedSession:
@@ -351,8 +354,8 @@ class ShardedReducer:
         states, world = self._states(), self.transport.world
         leaves = {key: bucket.read() for key, bucket in states.items()}
         shared = fingerprint(leaves, {key: kinds(bucket.state) for key, bucket in states.items()})
-        if self.scheme.replicas is not None:
-            shared = 0  # replicas of another shard have other states
+        if any(one.world.size < world.size for one in self._transports.values()):
+            shared = 0  # ranks that sum other shards have other states
         return SavedSession(
             world.rank,
             world.size,

@@ -38,7 +38,8 @@ class GroupBuckets:
 
     FSDP reduces the gradients that are there: in most programs all of a group, together. A parameter that a step does
     not use, or that is frozen, is left out. So each set of parameters that were always reduced together has a bucket of
-    its own: nothing is sent for others, and their residuals stay.
+    its own: nothing is sent for others, and their residuals stay. So have parameters that tensor parallelism divides:
+    others must not depend on what only some of their ranks have.
 
     Args:
         group: The group.
@@ -63,8 +64,10 @@ class GroupBuckets:
         """Return the parts that together have exactly these members, which are reduced now."""
         wanted = set(members)
         found = [part for part in self._parts if wanted.intersection(part.members)]
-        if missing := wanted.difference(*(part.members for part in found)):
-            found.append(self._add(sorted(missing)))
+        missing = sorted(wanted.difference(*(part.members for part in found)))
+        for divided in (False, True):
+            if some := [one for one in missing if self.group.parameters[one].divided is divided]:
+                found.append(self._add(some))
         found = [part if wanted.issuperset(part.members) else self._split(part, wanted) for part in found]
         return sorted(found, key=lambda part: part.members)  # the same order on all ranks
 
@@ -104,10 +107,10 @@ class GroupBuckets:
     def members(self, key: str) -> tuple[int, ...] | None:
         """Undo `key`; None if it belongs to another group."""
         everything = range(len(self.group.parameters))
-        name, _, positions = key.rpartition("/")
+        name, slash, positions = key.rpartition("/")
         if key == self.group.name:
             return tuple(everything)
-        if name != self.group.name or not positions.replace(",", "").isdigit():
+        if not slash or name != self.group.name or not positions.replace(",", "").isdigit():
             return None
         members = tuple(map(int, positions.split(",")))
         return members if set(members) <= set(everything) else None

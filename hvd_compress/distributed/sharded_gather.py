@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
+from torch.nn.functional import pad
 
 from hvd_compress.distributed.meeting import compare
 from hvd_compress.distributed.sharded_groups import FSDPUnit
@@ -169,7 +170,8 @@ class ParameterGather:
 def _encoded(code: Code, columns: Columns, shard: Tensor) -> Tensor:
     """Return the bytes of a shard: the exact part, whether the other part is finite (0 or 1), and its codes."""
     exact = torch.cat([shard[:0], *(shard[column] for column in columns.exact)])
-    values = torch.cat([shard[column] for column in columns.coded]).float()
+    padded = [pad(piece := shard[one], (0, -len(piece) % code.block)) for one in columns.coded]
+    values = torch.cat(padded).float()
     finite = values.isfinite().all()
     codes, _ = torch_ops(shard.device).quantise(values.nan_to_num(0.0, 0.0, 0.0), code)
     return torch.cat([exact.view(torch.uint8), finite.to(torch.uint8).view(1), codes])
@@ -177,22 +179,27 @@ def _encoded(code: Code, columns: Columns, shard: Tensor) -> Tensor:
 
 def _decode(code: Code, columns: Columns, rows: Tensor, shards: Tensor) -> None:
     """Write the shards of all ranks, given the bytes of each; a coded part that is not finite becomes nan."""
-    numel = sum(column.stop - column.start for column in columns.coded)
-    begin = shards.element_size() * (columns.numel - numel)
+    begin = shards.element_size() * sum(one.stop - one.start for one in columns.exact)
     _put(shards, columns.exact, rows[:, :begin].contiguous().view(shards.dtype))
+    numel = sum(_padded(one, code.block) for one in columns.coded)
     ops, some = torch_ops(rows.device), max(1, _DECODED // numel)
     for part, into in zip(torch.split(rows, some), torch.split(shards, some), strict=True):
         codes, bad = part[:, begin + 1 :].contiguous(), part[:, begin : begin + 1] == 0
         values = ops.dequantise(codes, code, numel, "float32", join=True).view(len(part), -1)
-        _put(into, columns.coded, values.masked_fill_(bad, torch.nan))
+        _put(into, columns.coded, values.masked_fill_(bad, torch.nan), code.block)
 
 
-def _put(shards: Tensor, columns: Sequence[slice], values: Tensor) -> None:
+def _put(shards: Tensor, columns: Sequence[slice], values: Tensor, block: int = 1) -> None:
+    """Write values to columns of shards; those of each column are padded to whole blocks."""
     begin = 0
     for column in columns:
-        end = begin + column.stop - column.start
-        shards[:, column] = values[:, begin:end]
-        begin = end
+        shards[:, column] = values[:, begin : begin + column.stop - column.start]
+        begin += _padded(column, block)
+
+
+def _padded(column: slice, block: int) -> int:
+    """Return the length of a column that is padded to whole blocks, so that no block is of two parameters."""
+    return int(-(-(column.stop - column.start) // block) * block)
 
 
 class CompressedAllGather(NamedTuple):

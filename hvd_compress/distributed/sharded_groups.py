@@ -25,6 +25,7 @@ class ShardedParameter(NamedTuple):
         shard: Shape of the gradient that a rank receives, padded to equal lengths on all ranks.
         dtype: Name of its dtype.
         trains: Whether it required a gradient at registration.
+        divided: Whether tensor parallelism divides it. The ranks of the others must compute the same bits.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ShardedParameter(NamedTuple):
     shard: Shape
     dtype: str
     trains: bool
+    divided: bool
 
     @property
     def numel(self) -> int:
@@ -50,6 +52,7 @@ class FSDPUnit(NamedTuple):
         fsdp: FSDP's object for the group.
         device: Device of the gradients.
         process_group: Ranks that share the parameters.
+        ranks: All ranks of the device meshes of the parameters: those, their replicas, and those of tensor parallelism.
     """
 
     name: str
@@ -57,6 +60,7 @@ class FSDPUnit(NamedTuple):
     fsdp: weakref.ref[Any]
     device: torch.device
     process_group: dist.ProcessGroup
+    ranks: set[int]
 
     def modules(self) -> list[Any]:
         """Return the modules of the call of ``fully_shard``; none if the model is gone."""
@@ -108,27 +112,29 @@ def groups_of(model: nn.Module) -> list[FSDPUnit]:
         UnsupportedError: If its parameters are sharded in a way that is not supported.
     """
     names = {id(module): name for name, module in model.named_modules()}
-    found = list(_fsdp_groups(model))
-    for group in found:
-        _check_dimensions(group, names)
-    return [_group(group, names) for group in found]
+    return [_group(group, names) for group in _fsdp_groups(model)]
 
 
-def check_whole(model: nn.Module) -> None:
+def check_whole(model: nn.Module, groups: Sequence[FSDPUnit]) -> None:
     """Verify that no other ranks hold replicas of a model, as far as its device mesh tells.
 
     Raises:
         UnsupportedError: If there may be some.
     """
-    for mesh in (group.mesh_info.mesh for group in _fsdp_groups(model)):
-        root = mesh._get_root_mesh()
-        if mesh.ndim == 1 and root.size() > mesh.size():
+    known = ranks_of(groups)
+    for root in (group.mesh_info.mesh._get_root_mesh() for group in _fsdp_groups(model)):
+        if root.size() > len(known):
             raise UnsupportedError(
-                f"the model is sharded over {mesh.size()} of the {root.size()} ranks of its device mesh"
+                f"the model is sharded over {len(known)} of the {root.size()} ranks of its device mesh"
                 f" {root.mesh_dim_names}, and replicas= is missing: if the others hold replicas, pass"
                 " register(model, replicas=mesh['replicate'].get_group()); if they hold other parameters, as the stages"
                 " of a pipeline do, replicas=False"
             )
+
+
+def ranks_of(groups: Sequence[FSDPUnit]) -> list[int]:
+    """Return the ranks that hold the model, as far as its device meshes tell."""
+    return sorted({rank for group in groups for rank in group.ranks})
 
 
 def _fsdp_groups(model: nn.Module) -> Iterator[Any]:
@@ -154,33 +160,21 @@ def _group(group: Any, names: dict[int, str]) -> FSDPUnit:
         weakref.ref(group),
         group.device,
         group.mesh_info.shard_process_group,
+        {rank for one in group.fsdp_params for rank in one.sharded_param.device_mesh.mesh.flatten().tolist()},
     )
 
 
 def _parameter(one: Any, names: dict[int, str]) -> ShardedParameter:
-    tensor = one.sharded_param
-    shard, dim = list(tensor.shape), one.fsdp_placement.dim
-    shard[dim] = -(-shard[dim] // one.mesh_info.shard_mesh_size)
+    tensor, shard = one.sharded_param, tuple(one.padded_sharded_param_size)
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return ShardedParameter(_name(one, names), tuple(tensor.shape), tuple(shard), dtype, tensor.requires_grad)
+    divided = any(placement.is_shard() for placement in tensor.placements[one.mesh_info.mesh.ndim :])
+    return ShardedParameter(_name(one, names), tuple(tensor.shape), shard, dtype, tensor.requires_grad, divided)
 
 
 def _name(one: Any, names: dict[int, str]) -> str:
     """Return the name of one of FSDP's parameters within the model."""
     place = one._module_info
     return f"{names[id(place.module)]}.{place.param_name}".removeprefix(".")
-
-
-def _check_dimensions(group: Any, names: dict[int, str]) -> None:
-    mesh = group.mesh_info.mesh
-    for one in group.fsdp_params:
-        dimensions = one.sharded_param.device_mesh.ndim
-        if dimensions > mesh.ndim:
-            raise UnsupportedError(
-                f"{_name(one, names)!r} is sharded by tensor parallelism, too, over a mesh with {dimensions}"
-                " dimensions, which is not supported with compression: use fully_shard alone, or train this model"
-                " without compression"
-            )
 
 
 _REPLICAS: weakref.WeakKeyDictionary[Any, dist.ProcessGroup] = weakref.WeakKeyDictionary()

@@ -284,6 +284,19 @@ def test_resumes_bit_for_bit(spec: str, early: bool, tmp_path: Path) -> None:
     assert torch.equal(second.run(range(3, 6)).weights(), straight)
 
 
+def test_a_group_whose_name_is_a_number_resumes_beside_one_without_a_name() -> None:
+    def shard(model: nn.Sequential) -> None:
+        fully_shard(model[0], mesh=mesh())
+        fully_shard(model, mesh=mesh())
+
+    first, second, whole = (Job(FEEDBACK, shard) for _ in range(3))
+    first.run(range(3))
+    second.compression.load_state_dict(first.compression.state_dict())  # type: ignore[union-attr]
+    second.model.load_state_dict(first.model.state_dict())
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+    assert torch.equal(second.run(range(3, 6)).weights(), whole.run(range(6)).weights())
+
+
 def test_residuals_of_another_number_of_ranks_are_refused() -> None:
     job = Job(FEEDBACK).run(range(2))
     assert job.compression is not None

@@ -15,7 +15,7 @@ from parallel.pytorch.training import EVEN, LOSSLESS, NODES, SIZE, Job, assert_r
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.distributed
@@ -25,6 +25,8 @@ from hvd_compress.torch import Compression
 
 EXACT = [f"{spec},hierarchical=on" for spec in LOSSLESS[::2]]
 LOSSY = "topk:ratio=0.05,min_size=0,vectors=on,hierarchical=on"
+RESIDUAL = "qsgd:bits=4,feedback=on,vectors=on,min_size=0"
+VIEWS = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # PyTorch's tensor parallelism gives it views
 
 
 def test_the_job_has_several_nodes() -> None:
@@ -195,11 +197,41 @@ class TestFSDP:
         with pytest.raises(UnsupportedError, match="replicas= is missing"):
             compression.register(model)
         compression.register(model, replicas=False)
-        model = nn.Sequential(nn.Linear(32, 32))
-        parallelize_module(model, mesh["within"], {"0": ColwiseParallel()})
-        fully_shard(model, mesh=mesh["across"])
-        with pytest.raises(UnsupportedError, match=r"'0\.weight' is sharded by tensor parallelism"):
-            compression.register(model)
+
+    @VIEWS
+    @pytest.mark.parametrize("gather", ["none", "int8"])
+    def test_beside_tensor_parallelism(self, gather: str) -> None:
+        """Gradients are compressed between the ranks that have the same part of the tensors; others stay equal."""
+        plain = TensorParallel().run(range(6)).weights()
+        exact = TensorParallel("none", gather=gather).run(range(6)).weights()
+        assert_ranks_equal(exact)
+        distance = 1e-6 if gather == "none" else 0.02
+        assert (exact - plain).norm() <= distance * plain.norm()
+        assert_ranks_equal(TensorParallel(RESIDUAL, gather=gather).run(range(6)).weights())
+
+    @VIEWS
+    def test_a_gradient_that_is_not_finite_beside_tensor_parallelism_is_seen_by_all(self) -> None:
+        job = TensorParallel(RESIDUAL).run(range(3))
+        before = job.compression.state_dict()
+        factor = float("nan") if hvd.rank() == 0 else 1.0  # only its part of the first layer has it
+        handle = job.model[1].register_forward_hook(
+            lambda _, given, hidden: hidden.register_hook(lambda grad: grad * factor) and None
+        )
+        job.backward(3)
+        handle.remove()
+        assert job.model[0].weight.grad.to_local().isnan().all()
+        assert_same_states(job.compression.state_dict(), before)
+
+    @VIEWS
+    def test_resumes_bit_for_bit_beside_tensor_parallelism(self, tmp_path: Path) -> None:
+        folder = hvd.broadcast_object(str(tmp_path))
+        first, second = TensorParallel(RESIDUAL).run(range(3)), TensorParallel(RESIDUAL)
+        first.compression.save(folder)
+        hvd.barrier()
+        second.compression.load(folder)
+        second.model.load_state_dict(first.model.state_dict())
+        second.optimizer.load_state_dict(first.optimizer.state_dict())
+        assert torch.equal(second.run(range(3, 5)).weights(), TensorParallel(RESIDUAL).run(range(5)).weights())
 
 
 class Sharded:
@@ -222,15 +254,41 @@ class Sharded:
             self.compression.register(self.model, **options)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
 
+    def backward(self, step: int) -> None:
+        loss_of(self.model, step).backward()  # type: ignore[no-untyped-call]
+
     def run(self, steps: range) -> Sharded:
         for step in steps:
-            loss_of(self.model, step).backward()  # type: ignore[no-untyped-call]
+            self.backward(step)
             self.optimizer.step()
             self.optimizer.zero_grad()
         return self
 
     def weights(self) -> Tensor:
         return torch.cat([p.full_tensor().flatten() for p in self.model.parameters()]).detach()
+
+
+class TensorParallel(Sharded):
+    """A model that the ranks of a node have in parts, in training with FSDP2 between nodes."""
+
+    def __init__(self, spec: str | None = None, **options: Any) -> None:
+        mesh = init_device_mesh("cpu", (SIZE // 2, 2), mesh_dim_names=("data", "tensor"))
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.model = nn.Sequential(nn.Linear(32, 50), nn.ReLU(), nn.Linear(50, 20), nn.Linear(20, 10))
+        parallelize_module(self.model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        for module in (self.model[0], self.model):
+            fully_shard(module, mesh=mesh["data"])
+        self.compression = hvd_compress.distributed.Compression.parse(spec or "none")
+        if spec:
+            self.compression.register(self.model, **options)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self._data = mesh["data"].get_local_rank()
+
+    def backward(self, step: int) -> None:
+        """The ranks of a node have the same batch."""
+        x = torch.randn(16, 32, generator=torch.Generator().manual_seed(1000 * step + self._data))
+        nn.functional.cross_entropy(self.model(x), x[:, :10].argmax(1)).backward()  # type: ignore[no-untyped-call]
 
 
 def train_sharded(shards: int, spec: str | None = None, named: bool = False) -> Tensor:
