@@ -30,7 +30,6 @@ CODES = {
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # new name since PyTorch 2.13
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
-
 _DECODED = 2**24
 """Number of coordinates that are decoded at a time, or one shard: they take four bytes each for a moment."""
 
@@ -60,7 +59,7 @@ class Columns(NamedTuple):
 
     Attributes:
         coded: Those that travel as codes: matrices and tensors with more dimensions.
-        exact: The others: biases and the weights of norms.
+        exact: The others: biases, the weights of norms, and empty ones.
         numel: Elements of all of them.
     """
 
@@ -75,7 +74,7 @@ class Columns(NamedTuple):
         exact: list[slice] = []
         begin = 0
         for one in group.parameters:
-            (coded if len(one.shape) > 1 else exact).append(slice(begin, begin + one.numel))
+            (coded if len(one.shape) > 1 and one.numel else exact).append(slice(begin, begin + one.numel))
             begin += one.numel
         return cls(coded, exact, begin)
 
