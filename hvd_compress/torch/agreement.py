@@ -155,7 +155,7 @@ class _Comparison:
 
     @property
     def all_due(self) -> bool:
-        """Whether the agreement was due on every rank; valid once all have arrived."""
+        """True if the agreement was due on every rank; known once `done`."""
         due, _, ranks, *_ = self._sums
         return ranks == due
 

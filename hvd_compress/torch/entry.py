@@ -65,12 +65,12 @@ class Entry:
 
     @property
     def frozen(self) -> bool:
-        """Whether its parameter is frozen (``requires_grad=False``), which makes the result zero."""
+        """True if its parameter has ``requires_grad=False``: the result is zero then."""
         return self.parameter is not None and not self.parameter.requires_grad
 
     @property
     def changed(self) -> bool:
-        """Whether user code has modified the gradient in place, or replaced ``parameter.grad``, since it arrived."""
+        """True if user code has modified the gradient in place or replaced ``parameter.grad`` since it arrived."""
         if self._version != self.grad._version:
             return True
         return self._own and self.parameter is not None and self.parameter.grad is not self.grad
