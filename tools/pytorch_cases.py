@@ -1,4 +1,4 @@
-"""PyTorch's own tests of DistributedDataParallel, prepared for `pytorch_tests.py`.
+"""PyTorch's own tests of DistributedDataParallel and FSDP2, prepared for `pytorch_tests.py`.
 
 Ranks are forked: importing PyTorch anew for each test would take most of the time. In a rank, GPUs are CPUs, our hook
 takes the place of the test's own, and what happens is noted in a file.
@@ -27,15 +27,20 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from horovod_worker import describe
 from hvd_compress.distributed import Compression, DistributedCompressor
 from hvd_compress.distributed import hook as our_hook
+from hvd_compress.distributed.sharded import ShardedReducer
 
 GRACE = 5
 """Seconds that a rank has to tell where it hangs."""
+
+GPUS = 8
+"""How many there seem to be; tests of FSDP2 take up to eight."""
 
 MEANS = {
     *("allreduce_hook", "allreduce_with_then_hook", "allreduce_hook_gloo"),
@@ -50,12 +55,19 @@ INAPPLICABLE = {
     "test_ddp_grad_div_uneven_inputs": "our hook refuses join(divide_by_initial_world_size=False)",
     "test_ddp_profiling_torch_profiler": "counts the collectives of DistributedDataParallel without a hook",
     "test_skip_all_reduce_unused_parameters": "our hook refuses skip_all_reduce_unused_params=True, except for none",
+    "test_manual_reshard_with_reshard_after_forward_false": "counts the collectives of FSDP2 without our own",
+    "test_fully_shard_communication_count": "counts the collectives of FSDP2 without our own",
     "test_ddp_sink_noclone": "forbids Tensor.clone in the backward pass",
 }
 """Why tests cannot pass with our hook."""
 
 EXACT = {"test_static_graph_multi_forward": "compares zeros with a tolerance of 1e-8"}
 """Why tests cannot pass with a method whose results are rounded products."""
+
+WAITING = {
+    "test_train_mixed_requires_grad_per_group": "a rank with other numbers waits for the others before it says so"
+}
+"""Why tests hang with other numbers."""
 
 
 class File(NamedTuple):
@@ -64,7 +76,7 @@ class File(NamedTuple):
     Attributes:
         module: Its name.
         path: Its folder in the repository; empty if it is part of the installed package.
-        bases: Classes that make up its test case.
+        bases: Classes that make up its test case; none for all that test FSDP2 in several processes.
         keyword: A regular expression for the names of the tests that run.
     """
 
@@ -86,6 +98,10 @@ FILES = {
     "ddp_hooks": File(
         "test_ddp_hooks", "test/distributed/algorithms/ddp_comm_hooks", ("DistributedDataParallelCommHookTest",)
     ),
+    **{
+        f"fsdp_{name}": File(f"test_fully_shard_{name}", "test/distributed/_composable/fsdp", ())
+        for name in ("training", "autograd", "clip_grad_norm_", "comm", "extensions", "frozen", "state_dict")
+    },
 }
 
 
@@ -139,6 +155,7 @@ class Hooks:
     def __init__(self, job: Job, all_models: bool) -> None:
         self._job, self._all_models = job, all_models
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._exact = contextlib.ExitStack()
         self.models = self.calls = 0
 
     @torch._dynamo.disable  # type: ignore[untyped-decorator]  # a test compiles its models
@@ -150,10 +167,13 @@ class Hooks:
         return bool(self._job.spec)
 
     def install(self) -> None:
-        """Replace methods of DistributedDataParallel."""
+        """Replace methods of DistributedDataParallel and of FSDP2."""
+        self._install_ddp()
+        self._install_fsdp()
+
+    def _install_ddp(self) -> None:
         ddp: Any = DistributedDataParallel
-        register, forward, reduce = ddp.register_comm_hook, ddp._pre_forward, DistributedCompressor.reduce
-        join = ddp.join
+        register, forward, join = ddp.register_comm_hook, ddp._pre_forward, ddp.join
 
         def register_comm_hook(model: DistributedDataParallel, state: object, hook: Any) -> None:
             known = getattr(hook, "__name__", "") in MEANS
@@ -174,12 +194,37 @@ class Hooks:
             begin(model)  # a rank may join without a step
             return join(model, *arguments, **options)
 
-        def counted(compressor: DistributedCompressor, *arguments: Any) -> Any:
-            self.calls += 1
-            return reduce(compressor, *arguments)
-
         ddp.register_comm_hook, ddp._pre_forward, ddp.join = register_comm_hook, _pre_forward, joined
-        DistributedCompressor.reduce = counted  # type: ignore[method-assign, assignment]
+        DistributedCompressor.reduce = self._counted(DistributedCompressor.reduce)  # type: ignore[method-assign]
+
+    def _install_fsdp(self) -> None:
+        lazy_init = FSDPState._lazy_init
+
+        def _lazy_init(state: Any) -> None:
+            # Called in the first forward pass; not in ``fully_shard``: the test may set gathers of its own afterwards.
+            if state._is_root is None and len(state._modules) == 1 and state._modules[0] not in self._seen:
+                self._shard(state._modules[0])
+            lazy_init(state)
+
+        FSDPState._lazy_init = _lazy_init  # type: ignore[method-assign, assignment]
+        ShardedReducer.reduce = self._counted(ShardedReducer.reduce)  # type: ignore[method-assign]
+
+    def _shard(self, model: Any) -> None:
+        """Register a sharded model; with a spec that loses nothing, its gathers are ours but exact."""
+        self._seen.add(model)
+        self.models += 1
+        if self._job.spec:
+            compression = Compression.parse(self._job.spec)
+            compression.register(model, self._job.op, gather="int8")
+            if self._job.spec == "none":
+                self._exact.enter_context(compression.exact_parameters(model))
+
+    def _counted(self, reduce: Callable[..., Any]) -> Any:
+        def counted(*arguments: Any) -> Any:
+            self.calls += 1
+            return reduce(*arguments)
+
+        return counted
 
 
 def on_cpu(place: Any, numbers: bool = False) -> Any:
@@ -306,6 +351,7 @@ def prepare(ranks: int, limit: float) -> None:
     common.skip_if_no_gpu = lambda test: test
     common.logger.setLevel(logging.ERROR)
     common.get_timeout = lambda test: limit + GRACE
+    torch.accelerator.device_count = torch.cpu.device_count = lambda: GPUS
 
 
 def with_small_images(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -317,12 +363,16 @@ def with_small_images(make: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def case_of(file: File, checkout: Path | None) -> type[Case]:
-    """Return the test case of a file."""
+def cases_of(file: File, checkout: Path | None) -> list[type[Case]]:
+    """Return the test cases of a file."""
     if file.path and checkout:
         sys.path[:0] = [str(checkout / "test" / "distributed"), str(checkout / file.path)]
     module: Any = importlib.import_module(file.module)
     if hasattr(module, "DDPUnevenTestInput"):
         module.DDPUnevenTestInput = with_small_images(module.DDPUnevenTestInput)
-    bases: list[Any] = [functools.reduce(getattr, name.split("."), module) for name in file.bases]
-    return type("PyTorchCase", (Case, *bases), {"__module__": __name__})
+    if file.bases:
+        bases: list[Any] = [functools.reduce(getattr, name.split("."), module) for name in file.bases]
+        return [type("PyTorchCase", (Case, *bases), {"__module__": __name__})]
+    common: Any = importlib.import_module("torch.testing._internal.common_fsdp")
+    found = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, common.FSDPTest)]
+    return [type(one.__name__, (Case, one), {"__module__": __name__}) for one in found if one is not common.FSDPTest]

@@ -3,6 +3,7 @@
 Run::
 
     torchrun --nproc-per-node 2 examples/pytorch/accelerate_digits.py --compression powersgd:rank=4
+    torchrun --nproc-per-node 2 examples/pytorch/accelerate_digits.py --fsdp --compression qsgd:bits=8 --gather int8
 
 It goes on where it ended if it is run again with the same ``--checkpoints`` and more ``--epochs``.
 """
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration, set_seed
+from accelerate.utils import DataLoaderConfiguration, FullyShardedDataParallelPlugin, set_seed
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
@@ -22,6 +23,8 @@ from hvd_compress.distributed import Compression, FullState
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--compression", default="powersgd:rank=4", metavar="SPEC", help="default: %(default)s")
+parser.add_argument("--fsdp", action="store_true", help="shard the model by FSDP2")
+parser.add_argument("--gather", default="none", help="bits of its parameters: none, int8, fp8 or int4")
 parser.add_argument("--epochs", default=10, type=int, help="default: %(default)s")
 parser.add_argument("--accumulate", default=1, type=int, metavar="BATCHES", help="per step; default: %(default)s")
 parser.add_argument("--mixed-precision", default="no", choices=("no", "bf16"), help="default: %(default)s")
@@ -42,14 +45,15 @@ accelerator = Accelerator(
     mixed_precision=args.mixed_precision,
     gradient_accumulation_steps=args.accumulate,
     dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
+    fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2) if args.fsdp else None,
 )
 model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.8)
 batches = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
 model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
 
-# The prepared model is a DistributedDataParallel.
-compression = Compression.parse(args.compression).register(model)
+# The prepared model is a DistributedDataParallel, or sharded.
+compression = Compression.parse(args.compression).register(model, gather=args.gather)
 accelerator.register_for_checkpointing(FullState(compression))
 
 saved = sorted(args.checkpoints.glob("epoch-*")) if args.checkpoints else []
@@ -65,8 +69,9 @@ for epoch in range(len(saved), args.epochs):
     if args.checkpoints:
         accelerator.save_state(str(args.checkpoints / f"epoch-{epoch + 1:04}"))
 
-if accelerator.is_main_process:
+with torch.no_grad():
     predicted = accelerator.unwrap_model(model)(test_x)
+if accelerator.is_main_process:
     loss = nn.functional.cross_entropy(predicted, test_y).item()
     accuracy = (predicted.argmax(1) == test_y).float().mean().item()
     print(f"accuracy={accuracy:.3f} loss={loss:.6f} ratio={compression.stats().ratio:.1f}", flush=True)

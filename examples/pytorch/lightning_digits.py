@@ -3,6 +3,7 @@
 Run::
 
     python examples/pytorch/lightning_digits.py --compression powersgd:rank=4
+    python examples/pytorch/lightning_digits.py --fsdp --compression qsgd:bits=8 --gather int8
 
 It goes on where it ended if it is run again with the same ``--checkpoints`` and more ``--epochs``.
 """
@@ -13,9 +14,11 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 from hvd_compress.distributed import Compression, DistributedCompressor, FullState
@@ -28,8 +31,10 @@ class Compress(lightning.Callback):
         self.compression = compression
 
     def on_fit_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
-        """Register the compression; the model is wrapped in DistributedDataParallel by now."""
-        self.compression.register(trainer.model)  # type: ignore[arg-type]
+        """Register the compression: by now the model is in DistributedDataParallel, or its layers are sharded."""
+        layers = pl_module.layers
+        sharded = isinstance(layers, FSDPModule)
+        self.compression.register(layers if sharded else trainer.model, gather=args.gather)  # type: ignore[arg-type]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what belongs to a checkpoint."""
@@ -47,6 +52,11 @@ class Digits(lightning.LightningModule):
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
 
+    def configure_model(self) -> None:
+        """Shard the layers, with ``--fsdp``; called once the ranks are connected."""
+        if args.fsdp and self.device_mesh is not None:
+            fully_shard(self.layers, mesh=self.device_mesh["data_parallel"])
+
     def training_step(self, batch: list[Tensor]) -> Tensor:
         """Return the loss."""
         x, y = batch
@@ -59,6 +69,8 @@ class Digits(lightning.LightningModule):
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--compression", default="powersgd:rank=4", metavar="SPEC", help="default: %(default)s")
+parser.add_argument("--fsdp", action="store_true", help="shard the model by FSDP2")
+parser.add_argument("--gather", default="none", help="bits of its parameters: none, int8, fp8 or int4")
 parser.add_argument("--ranks", default=2, type=int, help="default: %(default)s")
 parser.add_argument("--epochs", default=10, type=int, help="default: %(default)s")
 parser.add_argument("--accumulate", default=1, type=int, metavar="BATCHES", help="per step; default: %(default)s")
@@ -79,7 +91,7 @@ if args.checkpoints:
     callbacks.append(ModelCheckpoint(args.checkpoints, save_last=True))
 trainer = lightning.Trainer(
     accelerator="cpu",
-    strategy="ddp",
+    strategy=ModelParallelStrategy(args.ranks, 1) if args.fsdp else "ddp",
     devices=args.ranks,
     max_epochs=args.epochs,
     accumulate_grad_batches=args.accumulate,
@@ -91,8 +103,9 @@ trainer = lightning.Trainer(
 batches = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True)
 trainer.fit(model, batches, ckpt_path="last" if args.checkpoints else None)
 
-if trainer.is_global_zero:
+with torch.no_grad():
     predicted = model.layers(test_x)
+if trainer.is_global_zero:
     loss = nn.functional.cross_entropy(predicted, test_y).item()
     accuracy = (predicted.argmax(1) == test_y).float().mean().item()
     print(f"accuracy={accuracy:.3f} loss={loss:.6f} ratio={compression.stats().ratio:.1f}", flush=True)

@@ -199,6 +199,16 @@ def advise(gradients: Sequence[Gradient], method: Routable, world: World) -> Non
         _warn(f"no parameter matches the pattern {patterns[0]!r} of by_name; their names are {known}, ...")
 
 
+def advise_two_levels(method: Routable, world: World) -> None:
+    """Warn once, on rank 0, of reduce-scatters in which each rank of a node sends its gradients to all other nodes."""
+    router, local = routed(method), world.local_size
+    if world.rank == 0 and 1 < local < world.size and not (router.hierarchical or router.linear):
+        _warn(
+            f"each of the {local} ranks of a node sends its gradients to all other nodes: with hierarchical=on, they"
+            f" are summed within the node first, and nodes exchange 1/{local} of the bytes"
+        )
+
+
 def _few(gradients: Sequence[Gradient]) -> str:
     """Describe some gradients by the largest one."""
     largest = max(gradients, key=lambda one: math.prod(one.shape))

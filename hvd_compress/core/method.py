@@ -282,8 +282,9 @@ class ReduceScattered(Wrapper):
                 name for name, cls in REGISTRY.items() if cls.reduce_scatter is not Method.reduce_scatter
             )
             raise UnsupportedError(
-                f"{self.inner} cannot reduce-scatter, as its payload or that of an option such as start= or"
-                f" hierarchical= cannot be split by ranks: take one of {fitting}, without such options"
+                f"{self.inner} cannot reduce-scatter, as its payload or that of an option such as start= cannot be"
+                f" split by ranks: take one of {fitting}, without such options; all methods work between the replicas"
+                " of a mesh for replicas and shards (HSDP)"
             )
 
     def init(self, ops: Ops, bucket: Bucket, world: World) -> State:

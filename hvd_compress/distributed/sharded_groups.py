@@ -182,8 +182,8 @@ _REPLICAS: weakref.WeakKeyDictionary[Any, dist.ProcessGroup] = weakref.WeakKeyDi
 
 
 def _replicas(group: Any) -> dist.ProcessGroup | None:
-    known = _REPLICAS.get(group)
-    return known or (group.mesh_info.replicate_process_group if group._is_hsdp else None)
+    known = _REPLICAS.get(group) or (group.mesh_info.replicate_process_group if group._is_hsdp else None)
+    return None if known is None or known.size() == 1 else known
 
 
 def replicas_of(model: nn.Module) -> dist.ProcessGroup | None:

@@ -50,7 +50,7 @@ OPTIONS: dict[str, Any] = {
 }
 """Options that choose where and when to compress, with their defaults."""
 
-_WORDS: dict[str, list[str]] = {"dense": list(DENSE), "inside": list(DENSE), "feedback": ["on", "off", "ef21"]}
+_WORDS = {"dense": [*DENSE], "inside": ["none", "fp16", "int8"], "feedback": ["on", "off", "ef21"]}
 """Allowed words of enumerated options."""
 
 MINOR = ("values", "twoway", "block", "seed")
@@ -80,8 +80,8 @@ def parse(spec: str) -> Router:
       vectors, and ``dense=none|fp16`` is the method of skipped gradients;
     * schedule: ``start=steps`` (dense steps first), ``warmup=steps`` (lower the ratio in stages), ``every=n`` (a dense
       step every n steps) and ``delay=k`` (see `hvd_compress.methods.wrappers.schedule.Delayed`);
-    * nodes with several ranks: ``hierarchical=on`` sums without compression within a node, in 16 bits with
-      ``inside=fp16``, and compresses between nodes (see `hvd_compress.methods.wrappers.hierarchy.Hierarchical`);
+    * nodes with several ranks: ``hierarchical=on`` sums without compression within a node, in fewer bits with
+      ``inside=fp16|int8``, and compresses between nodes (see `hvd_compress.methods.wrappers.hierarchy.Hierarchical`);
     * ``preconditioned=on|off``: divide by the root of the second moment before compression, as Adam does, so that SGD
       without momentum applies the result; with ``beta2`` and ``clip_norm`` (see
       `hvd_compress.methods.wrappers.precondition.Precondition`);

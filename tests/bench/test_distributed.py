@@ -67,6 +67,9 @@ def test_entries_of_a_sharded_model() -> None:
     assert [entry.gather for entry in found[1:]] == ["none", "int8"] * 2
     with pytest.raises(SpecError, match=r"--gather int8 .* needs --framework fsdp"):
         entries(["qsgd"], [None], [], "ddp", ["int8"])
+    assert all(entry.replicas for entry in entries(["topk"], [None], ["fsdp"], "fsdp", replicas=True))
+    with pytest.raises(SpecError, match=r"--replicas .* needs --framework fsdp"):
+        entries(["topk"], [None], [], "ddp", replicas=True)
 
 
 def test_tasks_travel_as_text_and_reports_as_files(tmp_path: Path) -> None:

@@ -7,6 +7,6 @@ import sys
 
 from hvd_compress.distributed import DistributedCompressor
 
-setattr(DistributedCompressor, "register", lambda self, model: self)  # noqa: B010
+setattr(DistributedCompressor, "register", lambda self, model, **_: self)  # noqa: B010
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")

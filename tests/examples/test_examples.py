@@ -89,7 +89,7 @@ def test_fsdp_gpt(spec: str, gather: str, tmp_path: Path) -> None:
 
 
 RECIPES = ["lightning", "accelerate"]
-PLAIN = str(Path(__file__).with_name("plain.py"))
+PLAIN, SHARDING = (str(Path(__file__).with_name(name)) for name in ("plain.py", "sharding_cpus.py"))
 
 
 def losses(*arguments: str | Path) -> list[float]:
@@ -116,6 +116,37 @@ def test_recipes_go_on_where_they_ended(framework: str, tmp_path: Path) -> None:
     checkpoints = ["--checkpoints", str(tmp_path)]
     torchrun(2, *program, *checkpoints, "--epochs", "1")
     assert losses(*program, *checkpoints) == losses(*program)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("framework", RECIPES)
+def test_recipes_shard_the_model_and_go_on_where_they_ended(framework: str, tmp_path: Path) -> None:
+    """With FSDP2 as the framework sets it up, gradients and parameters in few bits."""
+    program = [example(f"pytorch/{framework}_digits.py"), "--fsdp"]
+    if framework == "accelerate":
+        program.insert(0, SHARDING)
+    (plain,) = losses(PLAIN, *program, "--compression=none")
+    assert losses(*program, "--compression=none") == pytest.approx([plain], abs=1e-4)
+    program += ["--compression=qsgd:bits=4,feedback=on", "--gather=int8"]
+    whole = losses(*program)
+    assert whole == pytest.approx([plain], abs=0.05) and whole != [plain]
+    checkpoints = ["--checkpoints", str(tmp_path)]
+    torchrun(2, *program, *checkpoints, "--epochs", "1")
+    assert losses(*program, *checkpoints) == whole
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("sharded", [False, True])
+def test_huggingface_gpt(sharded: bool, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog; " * 200)
+    program = [*(sharded * [SHARDING]), example("pytorch/huggingface_gpt.py"), str(text), *(sharded * ["--fsdp"])]
+    program += ["--layers=1", "--width=32", "--length=16", "--lr=0.01"]
+    (plain,) = losses(PLAIN, *program)
+    assert plain < 2
+    assert losses(*program, "--compression=none") == pytest.approx([plain], abs=1e-4)
+    compressed = losses(*program, "--compression=qsgd:bits=8", *(sharded * ["--gather=int8"]))
+    assert compressed == pytest.approx([plain], abs=0.05) and compressed != [plain]
 
 
 @pytest.mark.long

@@ -9,25 +9,29 @@ import pytest
 from catalogue import EXAMPLES, bare, one_in
 from worlds import Arr, bucket_of, leaves, normal, ops_of
 
-from hvd_compress.core.collectives import Exchange, World
+from hvd_compress.core.collectives import Exchange
 from hvd_compress.core.method import Method, ReduceScattered
 from hvd_compress.core.state_tree import residual_of
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.methods.wrappers.error_feedback import ErrorFeedback
+from hvd_compress.methods.wrappers.hierarchy import Hierarchical
 from hvd_compress.ops import Ops
-from hvd_compress.transport.lockstep import lockstep
+from hvd_compress.transport.lockstep import lockstep, worlds
 
 FITTING = [spec for spec in EXAMPLES if bare(spec).supports_reduce_scatter]
 RETAINING = [spec for spec in FITTING if bare(spec).supports_feedback]
 SIZES = [1, 2, 3, 5]
+NODES = [(4, 2), (6, 3), (6, 2), (8, 4), (4, 4), (4, 1)]
 
 
-def run(method: Method, xs: list[Arr], steps: int = 1, ops: Ops | None = None) -> tuple[Arr, list[Exchange]]:
+def run(
+    method: Method, xs: list[Arr], steps: int = 1, ops: Ops | None = None, local_size: int = 1
+) -> tuple[Arr, list[Exchange]]:
     """Run some steps with the same gradients: the parts of all ranks in order, summed over the steps, and the ends."""
     ops = ops_of("numpy") if ops is None else ops
     bucket = bucket_of((xs[0].size,), dtype=xs[0].dtype.name)
     scattered = ReduceScattered(method)
-    states = [scattered.init(ops, bucket, World(0, len(xs))) for _ in xs]
+    states = [scattered.init(ops, bucket, world) for world in worlds(len(xs), local_size)]
     total = np.zeros_like(xs[0])
     ends: list[Exchange] = []
     for _ in range(steps):
@@ -35,7 +39,7 @@ def run(method: Method, xs: list[Arr], steps: int = 1, ops: Ops | None = None) -
         for x, state in zip(xs, states, strict=True):
             residual = scattered.residual(state)
             inputs.append(x.copy() if residual is None else x + np.asarray(residual))
-        ends = lockstep(ops, _Compensated(scattered), bucket, inputs, states)
+        ends = lockstep(ops, _Compensated(scattered), bucket, inputs, states, local_size=local_size)
         states = [end.state for end in ends]
         total += np.concatenate([np.asarray(end.total) for end in ends])
     return total, ends
@@ -69,6 +73,28 @@ def test_what_was_sent_and_what_is_kept_is_what_there_was(spec: str, size: int) 
     kept = np.sum([np.asarray(residual_of(end.state)) for end in ends], axis=0)
     np.testing.assert_allclose(total + kept, 5 * np.sum(xs, axis=0), atol=1e-9)
     assert np.abs(kept).max() > 0 or spec == "none"
+
+
+@pytest.mark.parametrize(("size", "local_size"), NODES)
+@pytest.mark.parametrize(("inside", "bound"), [("none", 1e-6), ("fp16", 1e-3), ("int8", 1e-2)])
+def test_two_levels_give_each_rank_its_part(size: int, local_size: int, inside: str, bound: float) -> None:
+    xs = normal(bucket_of((size * 120,)), size)
+    total, _ = run(Hierarchical(bare("none"), inside), xs, local_size=local_size)
+    exact = np.sum(xs, axis=0)
+    assert np.linalg.norm(total - exact) <= bound * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize(("spec", "nodes"), one_in(4, itertools.product(RETAINING, NODES)))
+@pytest.mark.parametrize("inside", ["none", "int8"])
+def test_what_two_levels_sent_and_what_is_kept_is_what_there_was(
+    spec: str, nodes: tuple[int, int], inside: str
+) -> None:
+    size, local_size = nodes
+    xs = normal(bucket_of((size * 77,), dtype="float64"), size)
+    total, ends = run(ErrorFeedback(Hierarchical(bare(spec), inside)), xs, steps=5, local_size=local_size)
+    kept = np.sum([np.asarray(residual_of(end.state)) for end in ends], axis=0)
+    np.testing.assert_allclose(total + kept, 5 * np.sum(xs, axis=0), atol=1e-9)
+    assert np.abs(kept).max() > 0 or spec == "none" or local_size == size
 
 
 @pytest.mark.parametrize("spec", FITTING)

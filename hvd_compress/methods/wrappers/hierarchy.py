@@ -13,6 +13,7 @@ from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import (
     AllGather,
     AllReduce,
+    AllToAll,
     Collective,
     Exchange,
     Exchanging,
@@ -27,7 +28,11 @@ from hvd_compress.methods.cast import to_half
 from hvd_compress.methods.sparse import check_indices, ragged, read_ragged, sparse_layout
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array, Shape
+from hvd_compress.ops.code import Code
 from hvd_compress.ops.totals import EncodedSum, SparseSum, dense
+
+INSIDE = Code("max", 8, 128, dither=False)
+"""Code of gradients within a node."""
 
 
 class HierarchicalState(NamedTuple):
@@ -75,13 +80,14 @@ class Hierarchical(Wrapper):
     gradient of its rank, whichever part it lies in, so its sum over the ranks holds if nodes or buckets change.
 
     Parts are equal slices of the bucket. Methods that approximate matrices get whole matrices, and blocks of rows of
-    matrices that are larger than a part.
+    matrices that are larger than a part. A reduce-scatter has no last step: part i of the bucket has what the i-th
+    ranks of all nodes are to receive (qgZ of Wang et al., ZeRO++, 2023).
 
     Args:
         inner: The method between nodes, without error feedback.
-        inside: ``"none"``, or ``"fp16"`` to communicate in 16 bits within a node. Error feedback also keeps the
-            rounding errors of gradients, and what is clipped of them beyond +-32768 / n for n ranks, but not the
-            rounding errors of totals.
+        inside: ``"none"``, or ``"fp16"`` to communicate in 16 bits within a node; ``"int8"`` for gradients in 8 bits
+            there, and totals in 16. Error feedback also keeps the rounding errors of gradients, and with ``"fp16"``
+            what is clipped of them beyond +-32768 / n for n ranks, but not the rounding errors of totals.
         masks: Return the coordinates that the node sent, for momentum correction.
     """
 
@@ -115,12 +121,9 @@ class Hierarchical(Wrapper):
             exact = yield AllReduce(x)
             return Exchange(exact, state, ops.zeros((bucket.numel,), bucket.dtype) if return_error else None)
         parts, me = self._parts(bucket, world), world.local_rank
-        rows = split(ops, parts, x)
-        clips = return_error or self.inner.scaleless  # else an overflow shall be seen
-        sent = self._cast(ops, rows, world.size if clips else None)
-        mine = yield ReduceScatter(sent, "node")
         part = part_of(bucket, parts, me)
-        mine = ops.cast(mine, bucket.dtype)[: part.numel]
+        mine, rounded = yield from self._sum(ops, bucket, split(ops, parts, x), world, return_error)
+        mine = mine[: part.numel]
         inner = self.inner.exchange(ops, part, mine, state.inner, world.within("across"), return_error)
         exchange: Exchange = yield from rewrite(inner, _across)
         total: EncodedSum
@@ -130,14 +133,39 @@ class Hierarchical(Wrapper):
             total = yield from self._gather(ops, bucket, parts, dense(ops, exchange.total))
         error = None
         if return_error:
-            rounded = None if self.inside == "none" else join(ops, parts, rows - ops.cast(sent, bucket.dtype))
             error = self._error(ops, parts, me, x, exchange.error)
-            error = error if rounded is None else error + rounded
+            error = error if rounded is None else error + join(ops, parts, rounded)
         masked = None
         if return_error and self.masks and exchange.sent_indices is not None:
             ones = ops.zeros((part.numel,), bucket.dtype) + 1
             masked = yield from self._unsent_mask(ops, parts, clear(ops, ones, exchange.sent_indices))
         return Exchange(total, HierarchicalState(exchange.state), error, masked)
+
+    @property
+    def supports_reduce_scatter(self) -> bool:
+        return self.inner.supports_reduce_scatter
+
+    def reduce_scatter(
+        self, ops: Ops, bucket: Bucket, x: Array, state: HierarchicalState, world: World, return_error: bool = False
+    ) -> Exchanging:
+        if world.local_size == 1:
+            flat = yield from self.inner.reduce_scatter(ops, bucket, x, state.inner, world, return_error)
+            return flat._replace(state=HierarchicalState(flat.state))
+        if world.nodes == 1:
+            total = yield ReduceScatter(ops.reshape(x, (world.size, -1)))
+            return Exchange(total, state, ops.zeros((bucket.numel,), bucket.dtype) if return_error else None)
+        nodes, local, me = world.nodes, world.local_size, world.local_rank
+        x = swapped(ops, x, nodes, local)
+        mine, rounded = yield from self._sum(ops, bucket, ops.reshape(x, (local, -1)), world, return_error)
+        part = part_of(bucket, cut(bucket.shapes, local), me)
+        inner = self.inner.reduce_scatter(ops, part, mine, state.inner, world.within("across"), return_error)
+        exchange: Exchange = yield from rewrite(inner, _across)
+        error = None
+        if return_error:
+            error = ops.only(x, me * part.numel, exchange.error)
+            error = error if rounded is None else error + ops.reshape(rounded, (-1,))
+            error = swapped(ops, error, local, nodes)
+        return Exchange(exchange.total, HierarchicalState(exchange.state), error)
 
     dense = Method.dense  # the inner method has a part of the bucket only
 
@@ -153,6 +181,26 @@ class Hierarchical(Wrapper):
         mine, inner = self.inner.flush(ops, part, nothing, state.inner, world.within("across"))
         kept = self._error(ops, parts, me, ops.zeros((bucket.numel,), bucket.dtype), mine)
         return ops.add(x, kept), HierarchicalState(inner)
+
+    def _sum(
+        self, ops: Ops, bucket: Bucket, rows: Array, world: World, return_error: bool
+    ) -> Generator[Collective, Any, tuple[Array, Array | None]]:
+        """Sum rows over the node.
+
+        Returns:
+            The row of this rank, and what rounding has cut off from all rows, if it is asked for and there is some.
+        """
+        local, length = (int(size) for size in rows.shape)
+        if self.inside == "int8":
+            codes, error = ops.quantise_parts(ops.reshape(rows, (-1,)), local, INSIDE, 0, return_error)
+            received = yield AllToAll(codes, "node")
+            rounded = ops.reshape(error, (local, -1)) if return_error else None
+            return ops.dequantise(received, INSIDE, length, bucket.dtype), rounded
+        clips = return_error or self.inner.scaleless  # else an overflow shall be seen
+        sent = self._cast(ops, rows, world.size if clips else None)
+        mine = yield ReduceScatter(sent, "node")
+        rounds = return_error and self.inside != "none"
+        return ops.cast(mine, bucket.dtype), rows - ops.cast(sent, bucket.dtype) if rounds else None
 
     def _cast(self, ops: Ops, x: Array, ranks: int | None = None) -> Array:
         return x if self.inside == "none" else to_half(ops, x, ranks)
@@ -239,6 +287,13 @@ def deal(shapes: tuple[Shape, ...], parts: int) -> Parts:
         dealt[least].append(piece)
         loads[least] += piece.stop - piece.start
     return Parts(tuple(tuple(sorted(part)) for part in dealt), max(*loads, 1))
+
+
+def swapped(ops: Ops, x: Array, outer: int, inner: int) -> Array:
+    """Swap the first two dimensions of a flat array of shape ``(outer, inner, n)``."""
+    rows = ops.reshape(x, (outer, -1))
+    n = int(rows.shape[1]) // inner
+    return ops.concat([ops.reshape(rows[:, i * n : (i + 1) * n], (-1,)) for i in range(inner)])
 
 
 def part_of(bucket: Bucket, parts: Parts, number: int) -> Bucket:

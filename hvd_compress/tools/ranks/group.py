@@ -20,10 +20,10 @@ class GroupRank:
 
     def __init__(self, specs: Sequence[str], device: Device) -> None:
         begin = _begin if "LOCAL_WORLD_SIZE" in os.environ else partial(_begin_by_horovod, specs)
-        self.device, local_rank, local_size = begin(device)
+        self.device, local_rank, self.local_size = begin(device)
         self.rank: int = dist.get_rank()
         self.size: int = dist.get_world_size()
-        self.reads_device: bool = local_rank == 0 and self.size > local_size
+        self.reads_device: bool = local_rank == 0 and self.size > self.local_size
 
     def gather(self, values: list[float]) -> list[list[float]]:
         """Return the values of all ranks."""

@@ -18,7 +18,7 @@ from parallel.pytorch.leaks import LARGE, in_use, left_by
 from parallel.pytorch.training import SIZE, batch, everyone, make_model
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from worlds import bucket_of
@@ -74,6 +74,17 @@ def kept_after_forward(model: nn.Sequential) -> None:
     each_layer(model, reshard_after_forward=False)
 
 
+def offloaded(model: nn.Sequential) -> None:
+    each_layer(model, offload_policy=CPUOffloadPolicy(pin_memory=False))
+
+
+def gathered_ahead(model: Any) -> None:
+    each_layer(model)
+    model._set_unshard_async_op(True)
+    model[0].set_modules_to_forward_prefetch([model[2]])
+    model[2].set_modules_to_backward_prefetch([model[0]])
+
+
 MODES: list[Callable[[nn.Sequential], None]] = [
     each_layer,
     as_one,
@@ -82,6 +93,8 @@ MODES: list[Callable[[nn.Sequential], None]] = [
     reduced_in_half_precision,
     with_a_frozen_layer,
     kept_after_forward,
+    offloaded,
+    gathered_ahead,
 ]
 
 
@@ -199,6 +212,15 @@ def test_the_sum() -> None:
     mean.backward(0)
     total.backward(0)
     torch.testing.assert_close(total.grads(), mean.grads() * SIZE)
+
+
+def test_a_mesh_with_one_replica_is_one_without_replicas() -> None:
+    def shard(model: nn.Sequential) -> None:
+        both = init_device_mesh("cpu", (1, SIZE), mesh_dim_names=("replicate", "shard"))
+        for module in (model[0], model[2], model):
+            fully_shard(module, mesh=both)
+
+    assert torch.equal(Job(FEEDBACK, shard).run(range(4)).weights(), Job(FEEDBACK).run(range(4)).weights())
 
 
 def test_accumulation_without_sync() -> None:
@@ -580,7 +602,7 @@ def test_what_is_not_supported_says_so() -> None:
     with pytest.raises(UnsupportedError, match="replicas="):
         Compression.qsgd().register(DistributedDataParallel(make_model()), replicas=dist.group.WORLD)
     model = make_model()
-    fully_shard(model, mesh=init_device_mesh("cpu", (1, SIZE), mesh_dim_names=("replicate", "shard")))
+    fully_shard(model, mesh=init_device_mesh("cpu", (SIZE, 1), mesh_dim_names=("replicate", "shard")))
     with pytest.raises(UnsupportedError, match="replicas= differs"):
         Compression.qsgd().register(model, replicas=False)
     job = Job("qsgd")

@@ -73,6 +73,17 @@ def test_all_ranks_compute_with_the_decoded_values(gather: str) -> None:
         assert torch.equal(p.full_tensor(), exact[name])
 
 
+@pytest.mark.parametrize("columns", [31, 128])
+@pytest.mark.parametrize("gather", CODES)
+def test_a_group_without_biases(gather: str, columns: int) -> None:
+    """As embeddings are; nothing in it is exact, whatever the length of its codes."""
+    model: Any = nn.Linear(columns, 4 * SIZE - 1, bias=False)
+    fully_shard(model, mesh=mesh())
+    weight = model.weight.full_tensor().detach()
+    Compression.none.register(model, gather=gather)
+    assert torch.equal(model(torch.eye(columns)).T, decoded(weight, gather))
+
+
 @pytest.mark.parametrize("shard", MODES)
 def test_eight_bits_train_as_plain_fsdp_does(shard: Callable[[nn.Sequential], None]) -> None:
     ours, plain = Job("none", shard, gather="int8").run(range(20)), Job(None, shard).run(range(20))

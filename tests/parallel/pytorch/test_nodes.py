@@ -19,6 +19,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.distributed
+from hvd_compress.core.bucketing import _warn as advice
 from hvd_compress.distributed import FullState
 from hvd_compress.errors import CompressionError, DisagreementError, StateError, UnsupportedError
 from hvd_compress.torch import Compression
@@ -172,6 +173,34 @@ class TestFSDP:
         second.model.load_state_dict(first.model.state_dict())
         second.optimizer.load_state_dict(first.optimizer.state_dict())
         assert torch.equal(second.run(range(3, 5)).weights(), Sharded(2, spec).run(range(5)).weights())
+
+    @pytest.mark.parametrize("inside", ["none", "fp16", "int8"])
+    def test_two_levels(self, inside: str) -> None:
+        """Shards over all ranks: a node sends the sum of its ranks."""
+        spec = f"{RESIDUAL},hierarchical=on,inside={inside}"
+        flat, tall = Sharded(SIZE, RESIDUAL).run(range(6)), Sharded(SIZE, spec).run(range(6))
+        start, plain = Sharded(SIZE).weights(), Sharded(SIZE).run(range(6)).weights()
+        assert (tall.weights() - plain).norm() < 0.2 * (plain - start).norm()
+        assert_ranks_equal(tall.weights())
+        sent, inner = tall.compression.stats().bytes_sent, tall.compression.stats().bytes_inside
+        assert sent < 0.51 * flat.compression.stats().bytes_sent and inner > 0
+
+    def test_two_levels_resume_bit_for_bit(self, tmp_path: Path) -> None:
+        folder, spec = hvd.broadcast_object(str(tmp_path)), f"{RESIDUAL},hierarchical=on"
+        first, second = Sharded(SIZE, spec).run(range(3)), Sharded(SIZE, spec)
+        first.compression.save(folder)
+        hvd.barrier()
+        second.compression.load(folder)
+        second.model.load_state_dict(first.model.state_dict())
+        second.optimizer.load_state_dict(first.optimizer.state_dict())
+        assert torch.equal(second.run(range(3, 5)).weights(), Sharded(SIZE, spec).run(range(5)).weights())
+
+    def test_one_level_says_what_two_would_save(self, caplog: pytest.LogCaptureFixture) -> None:
+        for spec, told in ((RESIDUAL, hvd.rank() == 0), ("none", False), (f"{RESIDUAL},hierarchical=on", False)):
+            advice.cache_clear()
+            caplog.clear()
+            Sharded(SIZE, spec).run(range(1))
+            assert ("with hierarchical=on" in caplog.text) is told
 
     def test_a_gradient_that_is_not_finite_in_one_shard_is_seen_by_all(self) -> None:
         job = Sharded(2, "topk:ratio=0.25,min_size=0,vectors=on").run(range(3))

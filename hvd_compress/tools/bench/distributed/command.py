@@ -119,6 +119,9 @@ def steps(
     warmup: Warmup = 4,
     merge: Merging = None,
     gather: Gathers = None,
+    replicas: Annotated[
+        bool, typer.Option("--replicas", help="Each node has a replica of the model (HSDP), with --framework fsdp.")
+    ] = False,
     against: Against = None,
     memory: Annotated[bool, typer.Option("--memory", help="Measure peak memory instead of time.")] = False,
     as_json: ToJson = None,
@@ -135,7 +138,7 @@ def steps(
     matrices of 64 x 32, whose gradients cost nothing. A step is the time of the slowest rank.
     """
     with refusals():
-        compared = entries(specs, read_merges(merge or []), against or [], framework, gather or [])
+        compared = entries(specs, read_merges(merge or []), against or [], framework, gather or [], replicas)
         task = Task("memory" if memory else "steps", model, compared, steps, warmup, 0, "", device)
         launcher = choose_launcher(controller, bool(on) or task.needs_horovod)
         where = on_device(read_where(hosts, rate, ranks_per_host, ranks, launcher, on), device, framework)

@@ -28,7 +28,9 @@ class ShardedModel(Model):
 class FSDPBench(DDPBench):
     def _wrapped(self, entry: Entry, parameters: Sequence[Tensor], loss: Loss) -> ModelSubject:
         module = ShardedModel(parameters, loss)
-        fully_shard(module, mesh=init_device_mesh(self.device.split(":")[0], (self.size,)), mp_policy=_precision(entry))
+        shape = (self.size // self.local_size, self.local_size) if entry.replicas else (self.size,)
+        mesh = init_device_mesh(self.device.split(":")[0], shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+        fully_shard(module, mesh=mesh, mp_policy=_precision(entry))
         optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
         subject = DDPSubject(list(module.parameters()), lambda _: module(), optimizer)
         if not entry.own:

@@ -49,6 +49,7 @@ class Entry(NamedTuple):
     driver: Driver = "horovod"
     merge: Merge | None = None  # The merge policy; None for the default
     gather: str = "none"  # How FSDP2 gathers parameters
+    replicas: bool = False  # Whether each node has a replica of the model (HSDP)
 
     @property
     def warmup(self) -> int:
@@ -148,6 +149,7 @@ def entries(
     against: Collection[str],
     framework: Measured = "torch",
     gathers: Sequence[str] = (),
+    replicas: bool = False,
 ) -> list[Entry]:
     """Return what is compared: the step alone, own methods of drivers, and each method with each partition and gather.
 
@@ -159,6 +161,8 @@ def entries(
             check_merge(merge)
     if gathers and framework != "fsdp":
         raise SpecError(f"--gather {gathers[0]} is not possible here: it needs --framework fsdp")
+    if replicas and framework != "fsdp":
+        raise SpecError("--replicas is not possible here: it needs --framework fsdp")
     found = [Entry(ALONE)]
     drivers: list[Driver] = DRIVERS.get(framework, ["horovod"])
     for one in set(against) - {*drivers}:
@@ -183,7 +187,7 @@ def entries(
     labels = [entry.label for entry in found]
     if twice := {label for label in labels if labels.count(label) > 1}:
         raise SpecError(f"{', '.join(sorted(twice))} is given twice: name each once")
-    return found
+    return [entry._replace(replicas=replicas) for entry in found]
 
 
 def run(task: Task, framework: Measured, where: LaunchSpec, watch: Callable[[int], None]) -> list[list[Part]]:
