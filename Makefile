@@ -64,7 +64,7 @@ horovod-tests: dev ## Run Horovod's own tests with our compression (HOROVOD=path
 	@test -n "$(HOROVOD)" || { echo "horovod-tests: name a checkout of Horovod: make $@ HOROVOD=path" >&2; exit 2; }
 	$(VENV)/python tools/horovod_tests.py $(HOROVOD)
 
-pytorch-tests: dev ## Run PyTorch's own tests of DistributedDataParallel with our hook (PYTORCH=path adds those of a checkout)
+pytorch-tests: dev ## Run PyTorch's own tests of DistributedDataParallel with our hook (PYTORCH=path adds those of a checkout, and of FSDP2)
 	$(VENV)/python tools/pytorch_tests.py $(PYTORCH)
 
 check: dev ## Lint, check the types, and build the wheel and the sdist

@@ -192,17 +192,24 @@ def advise(gradients: Sequence[Gradient], method: Routable, world: World) -> Non
     if left > sent:
         why = "; ".join(f"{_few(those)}: {reason}" for reason, those in obstacles.items())
         _warn(f"{left / sum(sizes.values()):.0%} of the gradients are not compressed by {method}: {why}")
-    if router.hierarchical and world.nodes == 1 and world.size > 1:
-        _warn(f"all {world.size} ranks are on one node, where hierarchical=on sums without compression: leave it out")
+    advise_nodes(method, world)
     if patterns := router.unmatched([one.name for one in gradients]):
         known = ", ".join(repr(one.name) for one in gradients[:3])
         _warn(f"no parameter matches the pattern {patterns[0]!r} of by_name; their names are {known}, ...")
 
 
-def advise_two_levels(method: Routable, world: World) -> None:
-    """Warn once, on rank 0, of reduce-scatters in which each rank of a node sends its gradients to all other nodes."""
+def advise_nodes(method: Routable, world: World, scatters: bool = False) -> None:
+    """Warn once, on rank 0, of a hierarchy that does not fit the nodes.
+
+    Args:
+        method: The method, or a router.
+        world: The ranks.
+        scatters: Whether gradients are reduce-scattered, so that each rank sends parts of its own to all others.
+    """
     router, local = routed(method), world.local_size
-    if world.rank == 0 and 1 < local < world.size and not (router.hierarchical or router.linear):
+    if router.hierarchical and world.nodes == 1 and world.size > 1 and not world.rank:
+        _warn(f"all {world.size} ranks are on one node, where hierarchical=on sums without compression: leave it out")
+    if scatters and 1 < local < world.size and not (router.hierarchical or router.linear or world.rank):
         _warn(
             f"each of the {local} ranks of a node sends its gradients to all other nodes: with hierarchical=on, they"
             f" are summed within the node first, and nodes exchange 1/{local} of the bytes"

@@ -181,8 +181,8 @@ class DistributedCompressor(ReducingCompressor):
         Args:
             model: The model, before its first backward pass: a ``DistributedDataParallel``, or a module that
                 ``fully_shard`` (FSDP2) has sharded over a mesh with one dimension, or with two, for replicas and shards
-                (HSDP). Its process groups are used. It may be compiled, or be what Lightning Fabric or the composable
-                ``replicate`` return.
+                (HSDP), and which tensor parallelism may divide besides. Its process groups are used. It may be
+                compiled, or be what Lightning Fabric or the composable ``replicate`` return.
             op: ``"mean"`` of the gradients over the ranks, as without compression, or ``"sum"``.
             replicas: For a model that is sharded over a mesh with one dimension: process group of the ranks that hold
                 the same shards, which a mesh with two dimensions tells by itself. The reduced shards are summed over

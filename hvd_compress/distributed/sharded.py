@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.resharding import BucketSnapshot
 from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint, refuse_other_parameters, same_parameters
-from hvd_compress.core.bucketing import Gradient, advise_two_levels
+from hvd_compress.core.bucketing import Gradient, advise_nodes
 from hvd_compress.core.collectives import AllGather, AllReduce, State, World
 from hvd_compress.core.method import Method, ReduceScattered
 from hvd_compress.core.state_tree import Per, kinds
@@ -302,7 +302,7 @@ class ShardedReducer:
         self._agreement.verify()
         if not self._connected:
             for one in self._transports.values() if self.scheme.replicas is None else ():
-                advise_two_levels(self._common.method, one.world)
+                advise_nodes(self._common.method, one.world, scatters=True)
             self._transports = {ranks: self._lane(one) for ranks, one in self._transports.items()}
         self._connected = True
 

@@ -1,7 +1,8 @@
-"""Programs on FSDP2: a reduce-scatter over all ranks, or two replicas of two shards."""
+"""Programs on FSDP2: a reduce-scatter over all ranks, or two replicas of two shards; on four nodes, or on two."""
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -22,7 +23,7 @@ ENDLESS = ["qsgd:block=64,feedback=on", "int8:block=64,feedback=on", "block8:blo
 ABLE = Able(
     FAMILIES,
     endless=ENDLESS,
-    settings=((4, 1, "channels"),),
+    settings=((4, 1, "channels"), (4, 2, "channels")),
     fates=("applied", "not finite", "discarded"),
     events=ALL - {"optimizers", "turned", "shuffled", "unused", "frozen", "delay"},
     last_pass=True,
@@ -36,6 +37,8 @@ class FsdpRank(TorchRank):
         return DistributedCompressor(method_of(self.program), self.program.merge)
 
     def renewed(self) -> None:
+        each = self.program.local_size
+        os.environ |= {"LOCAL_RANK": str(dist.get_rank() % each), "LOCAL_WORLD_SIZE": str(each)}
         scattered = self.program.spec.startswith(tuple(ENDLESS)) and self.program.drains
         mesh = init_device_mesh("cpu", (1, 4) if scattered else (2, 2), mesh_dim_names=("replicate", "shard"))
         for net in self.nets:

@@ -257,10 +257,11 @@ class Draw(random.Random):
         spec = self.choice([*self._able.specs, *self._able.endless, "fp16:feedback=on"])
         if spec.startswith(("none", "fp16")):
             return spec
+        inside = [",hierarchical=on", ",hierarchical=on,inside=fp16", ",hierarchical=on,inside=int8"]
+        among = self.choice(inside) if self._local_size > 1 else ""
         if spec in self._able.endless:
-            return f"{spec},min_size=0,vectors=on"
+            return f"{spec},min_size=0,vectors=on{among}"
         wide = self.choice(["min_size=0,vectors=on", "min_size=0,vectors=on", "min_size=60"])
-        among = self.choice([",hierarchical=on", ",hierarchical=on,inside=fp16"]) if self._local_size > 1 else ""
         ends = [f",every={self.randint(2, 4)}"] * 3 + [",delay=2"] * ("delay" in self._events) + [" -> none"]
         return f"{spec}{',' if ':' in spec else ':'}{wide}{among}{self.choice(ends)}"
 

@@ -95,6 +95,23 @@ def test_16_bits_within_a_node_lose_no_gradient(spec: str) -> None:
     assert np.abs(again - got).max() > 0
 
 
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("spec", ["topk:ratio=0.1", "powersgd:rank=2", "qsgd"])
+def test_8_bits_within_a_node_lose_nothing(spec: str, framework: str) -> None:
+    """Totals are not rounded. PyTorch's operations reuse memory."""
+    ops, method = ops_of(framework), ErrorFeedback(Hierarchical(bare(spec), "int8"))
+    states = [method.init(ops, BUCKET, world) for world in worlds(4, 2)]
+    got, true = np.zeros(BUCKET.numel), np.zeros(BUCKET.numel)
+    for step in range(4):
+        xs = normal(BUCKET, 4, seed=step)
+        true += np.sum(xs, axis=0, dtype=np.float64)
+        results = lockstep(ops, method, BUCKET, xs, states, local_size=2)
+        states = [result.state for result in results]
+        got += np.asarray(results[0].total)
+    kept = np.sum([np.asarray(state.residual) for state in states], axis=0)
+    np.testing.assert_allclose(got + kept, true, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("spec", "size", "local_size"), in_turn([spec for cls in REGISTRY.values() for spec in cls.card.lossless])
 )

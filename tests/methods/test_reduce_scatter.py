@@ -91,7 +91,8 @@ def test_what_two_levels_sent_and_what_is_kept_is_what_there_was(
 ) -> None:
     size, local_size = nodes
     xs = normal(bucket_of((size * 77,), dtype="float64"), size)
-    total, ends = run(ErrorFeedback(Hierarchical(bare(spec), inside)), xs, steps=5, local_size=local_size)
+    ops = ops_of("torch" if size == 4 else "numpy")  # PyTorch's reuse memory
+    total, ends = run(ErrorFeedback(Hierarchical(bare(spec), inside)), xs, 5, ops, local_size)
     kept = np.sum([np.asarray(residual_of(end.state)) for end in ends], axis=0)
     np.testing.assert_allclose(total + kept, 5 * np.sum(xs, axis=0), atol=1e-9)
     assert np.abs(kept).max() > 0 or spec == "none" or local_size == size

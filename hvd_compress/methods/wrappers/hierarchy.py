@@ -86,8 +86,8 @@ class Hierarchical(Wrapper):
     Args:
         inner: The method between nodes, without error feedback.
         inside: ``"none"``, or ``"fp16"`` to communicate in 16 bits within a node; ``"int8"`` for gradients in 8 bits
-            there, and totals in 16. Error feedback also keeps the rounding errors of gradients, and with ``"fp16"``
-            what is clipped of them beyond +-32768 / n for n ranks, but not the rounding errors of totals.
+            there, and totals as they are. Error feedback also keeps the rounding errors of gradients, and with
+            ``"fp16"`` what is clipped of them beyond +-32768 / n for n ranks, but not the rounding errors of totals.
         masks: Return the coordinates that the node sent, for momentum correction.
     """
 
@@ -133,7 +133,8 @@ class Hierarchical(Wrapper):
             total = yield from self._gather(ops, bucket, parts, dense(ops, exchange.total))
         error = None
         if return_error:
-            error = self._error(ops, parts, me, x, exchange.error)
+            spare = x if rounded is None else ops.zeros((bucket.numel,), bucket.dtype)  # x may be what was rounded off
+            error = self._error(ops, parts, me, spare, exchange.error)
             error = error if rounded is None else error + join(ops, parts, rounded)
         masked = None
         if return_error and self.masks and exchange.sent_indices is not None:
@@ -162,7 +163,8 @@ class Hierarchical(Wrapper):
         exchange: Exchange = yield from rewrite(inner, _across)
         error = None
         if return_error:
-            error = ops.only(x, me * part.numel, exchange.error)
+            spare = x if rounded is None else ops.zeros((bucket.numel,), bucket.dtype)  # as above
+            error = ops.only(spare, me * part.numel, exchange.error)
             error = error if rounded is None else error + ops.reshape(rounded, (-1,))
             error = swapped(ops, error, local, nodes)
         return Exchange(exchange.total, HierarchicalState(exchange.state), error)
@@ -199,11 +201,11 @@ class Hierarchical(Wrapper):
         clips = return_error or self.inner.scaleless  # else an overflow shall be seen
         sent = self._cast(ops, rows, world.size if clips else None)
         mine = yield ReduceScatter(sent, "node")
-        rounds = return_error and self.inside != "none"
+        rounds = return_error and self.inside == "fp16"
         return ops.cast(mine, bucket.dtype), rows - ops.cast(sent, bucket.dtype) if rounds else None
 
     def _cast(self, ops: Ops, x: Array, ranks: int | None = None) -> Array:
-        return x if self.inside == "none" else to_half(ops, x, ranks)
+        return to_half(ops, x, ranks) if self.inside == "fp16" else x
 
     def _gather(self, ops: Ops, bucket: Bucket, parts: Parts, mine: Array) -> Generator[Collective, Any, Array]:
         """Return the whole vector, given the part of each rank of the node."""

@@ -45,7 +45,7 @@ def test_ranks_stay_equal_over_fifty_steps(spec: str) -> None:
     assert_ranks_equal(weights(fit(spec, 50)))
 
 
-@pytest.mark.parametrize("spec", [LOSSY[0], *(pytest.param(s, marks=pytest.mark.long) for s in LOSSY[1:])])
+@pytest.mark.parametrize("spec", [f"{LOSSY[0]},inside=int8", *(pytest.param(s, marks=pytest.mark.long) for s in LOSSY)])
 def test_a_restored_job_goes_on_bit_for_bit(spec: str, tmp_path: Path) -> None:
     """And it sends less between nodes than one that knows no nodes."""
     whole, second = (Tape(spec, model=small_model()) for _ in range(2))
@@ -64,7 +64,7 @@ def test_a_restored_job_goes_on_bit_for_bit(spec: str, tmp_path: Path) -> None:
     assert_ranks_equal(whole.weights)
 
     if "topk" in spec:
-        flat = Tape(make(spec.replace(",hierarchical=on", "")), model=small_model()).run(4).compression.stats()
+        flat = Tape(make(spec.partition(",hierarchical=on")[0]), model=small_model()).run(4).compression.stats()
         assert tall.bytes_sent < 0.6 * flat.bytes_sent
         assert tall.bytes_inside > flat.bytes_inside == 0
 
