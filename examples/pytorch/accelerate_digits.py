@@ -1,6 +1,6 @@
 """Train a small network on handwritten digits with Accelerate and compressed gradients.
 
-Run::
+Run; with ``--fsdp``, Accelerate shards the model by FSDP2, which it does on GPUs only::
 
     torchrun --nproc-per-node 2 examples/pytorch/accelerate_digits.py --compression powersgd:rank=4
     torchrun --nproc-per-node 2 examples/pytorch/accelerate_digits.py --fsdp --compression qsgd:bits=8 --gather int8
@@ -41,7 +41,7 @@ images = torch.tensor(images, dtype=torch.float32) / 16
 x, test_x, y, test_y = train_test_split(images, torch.tensor(labels), train_size=1408, random_state=0)
 
 accelerator = Accelerator(
-    cpu=True,
+    cpu=not torch.cuda.is_available(),
     mixed_precision=args.mixed_precision,
     gradient_accumulation_steps=args.accumulate,
     dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
@@ -70,7 +70,7 @@ for epoch in range(len(saved), args.epochs):
         accelerator.save_state(str(args.checkpoints / f"epoch-{epoch + 1:04}"))
 
 with torch.no_grad():
-    predicted = accelerator.unwrap_model(model)(test_x)
+    predicted = accelerator.unwrap_model(model)(test_x.to(accelerator.device)).cpu()
 if accelerator.is_main_process:
     loss = nn.functional.cross_entropy(predicted, test_y).item()
     accuracy = (predicted.argmax(1) == test_y).float().mean().item()

@@ -18,6 +18,7 @@ from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.wrappers.error_feedback import ErrorFeedback
 from hvd_compress.methods.wrappers.hierarchy import Hierarchical, cut, deal, join, split
+from hvd_compress.ops import Ops
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.transport.lockstep import lockstep, worlds
 
@@ -38,18 +39,20 @@ def options(spec: str, more: str = "hierarchical=on") -> str:
     return f"{spec}{',' if ':' in spec else ':'}{more}"
 
 
-def steps(method: Method, size: int, local_size: int, count: int, bucket: Any = BUCKET) -> tuple[list[Any], Arr, Arr]:
+def steps(
+    method: Method, size: int, local_size: int, count: int, bucket: Any = BUCKET, ops: Ops = NUMPY
+) -> tuple[list[Any], Arr, Arr]:
     """The states after some steps, the sum of all totals, and that of all gradients."""
-    states = [method.init(NUMPY, bucket, world) for world in worlds(size, local_size)]
+    states = [method.init(ops, bucket, world) for world in worlds(size, local_size)]
     got, true = np.zeros(bucket.numel), np.zeros(bucket.numel)
     for step in range(count):
         xs = normal(bucket, size, seed=step)
         true += np.sum(xs, axis=0, dtype=np.float64)
-        results = lockstep(NUMPY, method, bucket, xs, states, local_size=local_size)
+        results = lockstep(ops, method, bucket, xs, states, local_size=local_size)
         states = [result.state for result in results]
         for result in results:
             np.testing.assert_array_equal(result.total, results[0].total)
-        got += results[0].total
+        got += np.asarray(results[0].total)
     return states, got, true
 
 
@@ -99,15 +102,7 @@ def test_16_bits_within_a_node_lose_no_gradient(spec: str) -> None:
 @pytest.mark.parametrize("spec", ["topk:ratio=0.1", "powersgd:rank=2", "qsgd"])
 def test_8_bits_within_a_node_lose_nothing(spec: str, framework: str) -> None:
     """Totals are not rounded. PyTorch's operations reuse memory."""
-    ops, method = ops_of(framework), ErrorFeedback(Hierarchical(bare(spec), "int8"))
-    states = [method.init(ops, BUCKET, world) for world in worlds(4, 2)]
-    got, true = np.zeros(BUCKET.numel), np.zeros(BUCKET.numel)
-    for step in range(4):
-        xs = normal(BUCKET, 4, seed=step)
-        true += np.sum(xs, axis=0, dtype=np.float64)
-        results = lockstep(ops, method, BUCKET, xs, states, local_size=2)
-        states = [result.state for result in results]
-        got += np.asarray(results[0].total)
+    states, got, true = steps(ErrorFeedback(Hierarchical(bare(spec), "int8")), 4, 2, 4, ops=ops_of(framework))
     kept = np.sum([np.asarray(state.residual) for state in states], axis=0)
     np.testing.assert_allclose(got + kept, true, atol=1e-3)
 

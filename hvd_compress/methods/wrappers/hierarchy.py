@@ -131,11 +131,7 @@ class Hierarchical(Wrapper):
             total = yield from self._gather_sparse(ops, bucket, parts, exchange.total)
         else:
             total = yield from self._gather(ops, bucket, parts, dense(ops, exchange.total))
-        error = None
-        if return_error:
-            spare = x if rounded is None else ops.zeros((bucket.numel,), bucket.dtype)  # x may be what was rounded off
-            error = self._error(ops, parts, me, spare, exchange.error)
-            error = error if rounded is None else error + join(ops, parts, rounded)
+        error = self._error(ops, parts, me, x, exchange.error, rounded) if return_error else None
         masked = None
         if return_error and self.masks and exchange.sent_indices is not None:
             ones = ops.zeros((part.numel,), bucket.dtype) + 1
@@ -155,18 +151,14 @@ class Hierarchical(Wrapper):
         if world.nodes == 1:
             total = yield ReduceScatter(ops.reshape(x, (world.size, -1)))
             return Exchange(total, state, ops.zeros((bucket.numel,), bucket.dtype) if return_error else None)
-        nodes, local, me = world.nodes, world.local_size, world.local_rank
-        x = swapped(ops, x, nodes, local)
-        mine, rounded = yield from self._sum(ops, bucket, ops.reshape(x, (local, -1)), world, return_error)
-        part = part_of(bucket, cut(bucket.shapes, local), me)
+        parts, me = self._parts(bucket, world), world.local_rank
+        part = part_of(bucket, parts, me)
+        x = swapped(ops, x, world.nodes, world.local_size)
+        mine, rounded = yield from self._sum(ops, bucket, split(ops, parts, x), world, return_error)
         inner = self.inner.reduce_scatter(ops, part, mine, state.inner, world.within("across"), return_error)
         exchange: Exchange = yield from rewrite(inner, _across)
-        error = None
-        if return_error:
-            spare = x if rounded is None else ops.zeros((bucket.numel,), bucket.dtype)  # as above
-            error = ops.only(spare, me * part.numel, exchange.error)
-            error = error if rounded is None else error + ops.reshape(rounded, (-1,))
-            error = swapped(ops, error, local, nodes)
+        error = self._error(ops, parts, me, x, exchange.error, rounded) if return_error else None
+        error = None if error is None else swapped(ops, error, world.local_size, world.nodes)
         return Exchange(exchange.total, HierarchicalState(exchange.state), error)
 
     dense = Method.dense  # the inner method has a part of the bucket only
@@ -243,8 +235,14 @@ class Hierarchical(Wrapper):
         return UnsentMask(join(ops, parts, ops.reshape(ops.concat(rows), (-1, parts.length))))
 
     @staticmethod
-    def _error(ops: Ops, parts: Parts, me: int, x: Array, mine: Array) -> Array:
-        """Return the error of the bucket: that of the part of this rank, and zeros. May overwrite ``x``."""
+    def _error(ops: Ops, parts: Parts, me: int, x: Array, mine: Array, rounded: Array | None = None) -> Array:
+        """Return the error of the bucket: that of the part of this rank, and what rounding has cut off, if anything.
+
+        May overwrite ``x``, which may be the memory of ``rounded``.
+        """
+        if rounded is not None:
+            nothing = ops.zeros(tuple(x.shape), ops.dtype(x))
+            return Hierarchical._error(ops, parts, me, nothing, mine) + join(ops, parts, rounded)
         if _in_order(parts):
             numel = sum(piece.stop - piece.start for piece in parts.pieces[me])
             return ops.only(x, min(me * parts.length, int(x.shape[0])), mine[:numel])
