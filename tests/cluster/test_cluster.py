@@ -266,3 +266,54 @@ def test_hosts_with_two_ranks_sum_exactly_and_send_half_of_what_they_gathered(ho
         for spec in ("topk:ratio=0.1", "qsgd:bits=4"):
             flat, tall = (run(f"{spec}{more}", 21)[1] - run(f"{spec}{more}", 1)[1] for more in ("", ",hierarchical=on"))
             assert 0 < tall < 0.525 * flat
+
+
+SHARDED = """
+import sys
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from hvd_compress.distributed import Compression
+
+dist.init_process_group("gloo")
+mesh = dist.init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("nodes", "within"))
+model = torch.nn.Sequential(torch.nn.Linear(1024, 1024, bias=False), torch.nn.Linear(1024, 1024, bias=False))
+if sys.argv[1] == "tensor":
+    parallelize_module(model, mesh["within"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    mesh = mesh["nodes"]
+fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16))
+if sys.argv[2] != "plain":
+    Compression.parse(sys.argv[2]).register(model, gather="int8")
+for step in range(int(sys.argv[3])):
+    model(torch.randn(8, 1024)).sum().backward()
+dist.destroy_process_group()
+"""
+
+
+@for_real
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("inside", "formula"),
+    [
+        ("replicas", {"plain": 2.0, "qsgd:bits=4": 0.51, "topk:ratio=0.01": 0.06}),
+        ("tensor", {"plain": 1.0 + 2.0, "qsgd:bits=4": (1.03 + 0.51) / 2}),
+    ],
+)
+def test_fsdp_on_nodes_sends_the_bytes_of_the_formula(inside: str, formula: dict[str, float], tmp_path: Path) -> None:
+    """A node sends as many bytes per parameter as its part takes, by the counters of its device.
+
+    The other node gets all gradients of a replica. Of a part of the tensors, it gets one half of the parameters, once
+    because the root is not resharded, and one half of the gradients; Gloo's own reduce-scatter is an allreduce.
+    """
+    (tmp_path / "job.py").write_text(SHARDED)
+    with Cluster(2, "1gbit", ranks_per_host=2) as cluster:
+
+        def sent(spec: str, steps: int) -> int:
+            before = [one.sent for one in cluster.traffic()]
+            command = [sys.executable, str(tmp_path / "job.py"), inside, spec, str(steps)]
+            ended = cluster.launch(command, {"OMP_NUM_THREADS": "1"}, horovod=False)
+            assert [one.code for one in ended] == [0] * 4, "\n".join(one.output for one in ended)
+            return max(after.sent - first for after, first in zip(cluster.traffic(), before, strict=True))
+
+        of_step = {spec: (sent(spec, 41) - sent(spec, 1)) / 40 for spec in formula}
+    assert {spec: nbytes / (2 * 1024**2) for spec, nbytes in of_step.items()} == pytest.approx(formula, rel=0.03)
