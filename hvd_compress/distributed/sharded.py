@@ -60,7 +60,7 @@ class Scheme(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """Factor of sums; FSDP itself divides by the number of ranks that share the parameters."""
+        """Factor of sums; FSDP itself divides by the number of ranks that share the parameters, or as it is told."""
         return 1.0 if self.replicas is None else factor_of(self.op, self.replicas.size())
 
 
@@ -233,8 +233,8 @@ class ShardedReducer:
             while flight.result is None:
                 flight.go_on()
         with meter.time("decode"):
-            factor = self.scheme.factor * step.loss_scale
-            bucket.ops.deliver(flight.ended.total, buckets.pieces(bucket, out), factor)
+            factor = 1.0 if buckets.group.divides_all else self.scheme.factor
+            bucket.ops.deliver(flight.ended.total, buckets.pieces(bucket, out), factor * step.loss_scale)
         bucket.commit(flight.ended.state, more)
         if residual is not None and not more:
             bucket.recycle(buffer, residual)

@@ -96,6 +96,12 @@ class FSDPUnit(NamedTuple):
         backward = self.backward
         return backward is not None and (backward.post_backward_final_callback_queued or not backward.is_last_backward)
 
+    @property
+    def divides_all(self) -> bool:
+        """Whether FSDP divides the sums by a factor of the user's, which counts the replicas of its mesh, too."""
+        group = self.fsdp()
+        return group in _REPLICAS and group.gradient_divide_factor is not None
+
     def facts(self) -> list[Gradient]:
         """Describe the gradients of the trainable parameters.
 

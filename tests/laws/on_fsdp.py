@@ -1,4 +1,7 @@
-"""Programs on FSDP2: a reduce-scatter over all ranks, or two replicas of two shards; on four nodes, or on two."""
+"""Programs on FSDP2: a reduce-scatter over all ranks, or two replicas of two shards; on four nodes, or on two.
+
+FSDP knows the replicas, or they are named. It divides by the number of ranks, or by a factor that is not that number.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +44,20 @@ class FsdpRank(TorchRank):
         os.environ |= {"LOCAL_RANK": str(dist.get_rank() % each), "LOCAL_WORLD_SIZE": str(each)}
         scattered = self.program.spec.startswith(tuple(ENDLESS)) and self.program.drains
         mesh = init_device_mesh("cpu", (1, 4) if scattered else (2, 2), mesh_dim_names=("replicate", "shard"))
+        named = self.program.seed // 2 % 2 > 0
         for net in self.nets:
-            for part in net.parts if self.program.seed % 2 else ():
-                fully_shard(part, mesh=mesh["shard"])
-            fully_shard(net, mesh=mesh["shard"])
-            self.compression.register(net, replicas=None if scattered else mesh["replicate"].get_group())
+            parts: list[Any] = [*(net.parts if self.program.seed % 2 else ()), net]
+            for part in parts:
+                fully_shard(part, mesh=mesh["shard"] if named else mesh)
+                if self.divisor is not None:
+                    part.set_gradient_divide_factor(self.divisor)
+                    part.set_force_sum_reduction_for_comms(True)  # Gloo has no other reductions
+            self.compression.register(net, replicas=mesh["replicate"].get_group() if named and not scattered else None)
+
+    @property
+    def divisor(self) -> float | None:
+        """What the user has FSDP divide by."""
+        return 1.5 if self.program.seed % 8 < 2 else None
 
     def during(self, step: Step, part: int) -> AbstractContextManager[object]:
         for use in step.uses:
@@ -60,7 +72,7 @@ class FsdpRank(TorchRank):
 
     def read(self, parameter: Tensor) -> Arr:
         grad: Any = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        total: Arr = (grad.full_tensor().double() * (self.program.ranks / self.scale)).numpy()
+        total: Arr = (grad.full_tensor().double() * ((self.divisor or self.program.ranks) / self.scale)).numpy()
         return total
 
 

@@ -218,6 +218,22 @@ class TestFSDP:
         for one, other in zip(mean.model.parameters(), total.model.parameters(), strict=True):
             torch.testing.assert_close(one.grad.full_tensor() * SIZE, other.grad.full_tensor())
 
+    @pytest.mark.parametrize("later", [False, True])
+    @pytest.mark.parametrize("shards", [2, SIZE])
+    def test_the_users_factor_divides_the_sum_over_all_ranks(self, shards: int, later: bool) -> None:
+        """As with FSDP itself; torchtitan sets one, because it divides the loss by the tokens of all ranks."""
+
+        def divided(spec: str | None) -> Tensor:
+            job = Sharded(shards, None if later else spec)
+            for module in (job.model[0], job.model):
+                module.set_gradient_divide_factor(3.0)
+                module.set_force_sum_reduction_for_comms(True)  # Gloo has no other reductions
+            if later and spec:
+                job.compression.register(job.model)
+            return job.run(range(3)).weights()
+
+        torch.testing.assert_close(divided("none"), divided(None))
+
     def test_other_meshes_say_so(self) -> None:
         mesh = init_device_mesh("cpu", (2, SIZE // 2), mesh_dim_names=("across", "within"))
         model: Any = nn.Sequential(nn.Linear(32, 32))
