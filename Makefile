@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Two processes; files whose tests start jobs come first, as they take longest.
 PYTEST := $(VENV)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup dev python demo quick test commands soak mutants keras3 horovod-tests pytorch-tests check docs fresh clean
+.PHONY: help setup dev python demo quick test commands soak mutants keras3 torchtitan horovod-tests pytorch-tests check docs fresh clean
 # Each target uses every core by itself, and a run of several should print one after the other.
 .NOTPARALLEL:
 
@@ -59,6 +59,10 @@ mutants: dev ## Break the package in 100 places, one at a time, and list what th
 keras3: python ## Run the tests of hvd_compress.keras on Keras 3, in .venv-keras3, which it makes
 	@$(PYTHON) tools/setup_env.py keras3
 	$(CURDIR)/.venv-keras3/bin/python tests/keras3/run.py
+
+torchtitan: python ## Train by torchtitan's own trainer, in .venv-torchtitan, which it makes
+	@$(PYTHON) tools/setup_env.py torchtitan
+	$(CURDIR)/.venv-torchtitan/bin/python -m pytest -q tests/torchtitan
 
 horovod-tests: dev ## Run Horovod's own tests with our compression (HOROVOD=path/to/a/checkout)
 	@test -n "$(HOROVOD)" || { echo "horovod-tests: name a checkout of Horovod: make $@ HOROVOD=path" >&2; exit 2; }

@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_an_environment_is_complete_until_something_changes_that_it_is_made_of() -> None:
     env = Environment(ROOT, ROOT / "cache")
     keys = {setup_env.key(env, name) for name in ("", "dev")}
-    keys |= {setup_env.key(env._replace(suffix=suffix), "") for suffix in ("-keras3", "-cuda")}
-    assert len(keys) == 4
+    keys |= {setup_env.key(env._replace(suffix=suffix), "") for suffix in ("-keras3", "-torchtitan", "-cuda")}
+    assert len(keys) == 5
     assert setup_env.key(env, "dev") in keys
 
 
@@ -41,7 +41,7 @@ def test_a_command_that_fails_says_why(tmp_path: Path) -> None:
     assert "begins" in env.log.read_text()
 
 
-@pytest.mark.parametrize("suffix", ["", "-keras3", "-cuda"])
+@pytest.mark.parametrize("suffix", ["", "-keras3", "-torchtitan", "-cuda"])
 def test_all_that_a_group_names_is_pinned(suffix: str) -> None:
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
     steps = ("frameworks", "packages") if suffix else ("frameworks", "packages", "development")

@@ -2,8 +2,8 @@
 """Makes `.venv` in this checkout: all that running the demo and the examples need.
 
 With an argument it makes more: with `dev`, `.venv` with all that developing and testing need; with `keras3`,
-`.venv-keras3`, in which the tests of `hvd_compress.keras` run on Keras 3; with `cuda`, `.venv-cuda`, with PyTorch for
-GPUs and a Horovod that exchanges by NCCL.
+`.venv-keras3`, in which the tests of `hvd_compress.keras` run on Keras 3; with `torchtitan`, `.venv-torchtitan`, with
+torchtitan and without Horovod; with `cuda`, `.venv-cuda`, with PyTorch for GPUs and a Horovod that exchanges by NCCL.
 
 Packages are named by the groups in `pyproject.toml` and pinned by `requirements.lock`, or that of the environment; uv
 installs them from where pip is configured to look. Horovod is built once, by `horovod_wheel.py`. A run that was killed
@@ -25,7 +25,7 @@ import horovod_wheel
 from setup_shell import PYTHON, Environment, SetupError, require_space
 
 VENV_GIB = 8
-SUFFIXES = {"": "", "dev": "", "keras3": "-keras3", "cuda": "-cuda"}
+SUFFIXES = {"": "", "dev": "", "keras3": "-keras3", "torchtitan": "-torchtitan", "cuda": "-cuda"}
 """Suffixes of environments, by the argument."""
 
 # `horovodrun --mpi` looks for `mpirun` on PATH; so activating the environment is not needed.
@@ -75,7 +75,9 @@ def set_up(env: Environment, name: str) -> None:
     stamp, wanted = env.venv / "setup", key(env, name)
     if stamp.is_file() and stamp.read_text() in (wanted, key(env, "dev")):
         return print(f"{env.venv.name} is up to date.")
-    horovod_wheel.require_tools(env)  # now, and not after minutes of downloads
+    horovod = name != "torchtitan"
+    if horovod:
+        horovod_wheel.require_tools(env)  # now, and not after minutes of downloads
     env.cache.mkdir(parents=True, exist_ok=True)
     with (env.cache / "lock").open("a") as lock:  # of this user: two builds at a time take twice as long each
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -85,7 +87,8 @@ def set_up(env: Environment, name: str) -> None:
         env.uv("Installing packages (frameworks)", "-c", env.pins, "--group", f"frameworks{env.suffix}")
         with ThreadPoolExecutor(1) as pool:
             rest = pool.submit(install, env, "packages", *(["development"] if name == "dev" else []))
-            horovod_wheel.install(env)
+            if horovod:
+                horovod_wheel.install(env)
         rest.result()
         stamp.write_text(wanted)
     return print(f"{env.venv.name} is ready.")

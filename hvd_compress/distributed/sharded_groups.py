@@ -100,7 +100,7 @@ class FSDPUnit(NamedTuple):
     def divides_all(self) -> bool:
         """Whether FSDP divides the sums by a factor of the user's, which counts the replicas of its mesh, too."""
         group = self.fsdp()
-        return group in _REPLICAS and group.gradient_divide_factor is not None
+        return group is not None and group in _REPLICAS and group.gradient_divide_factor is not None
 
     def facts(self) -> list[Gradient]:
         """Describe the gradients of the trainable parameters.
