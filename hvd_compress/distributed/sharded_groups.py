@@ -98,7 +98,7 @@ class FSDPUnit(NamedTuple):
 
     @property
     def divides_all(self) -> bool:
-        """Whether FSDP divides the sums by a factor of the user's, which counts the replicas of its mesh, too."""
+        """Whether ``set_gradient_divide_factor`` was called with an HSDP mesh, where it divides by replicas, too."""
         group = self.fsdp()
         return group is not None and group in _REPLICAS and group.gradient_divide_factor is not None
 

@@ -56,7 +56,7 @@ class FsdpRank(TorchRank):
 
     @property
     def divisor(self) -> float | None:
-        """What the user has FSDP divide by."""
+        """Factor for ``set_gradient_divide_factor``; None to leave FSDP's default, the number of ranks."""
         return 1.5 if self.program.seed % 8 < 2 else None
 
     def during(self, step: Step, part: int) -> AbstractContextManager[object]:

@@ -223,16 +223,16 @@ class TestFSDP:
     def test_the_users_factor_divides_the_sum_over_all_ranks(self, shards: int, later: bool) -> None:
         """As with FSDP itself; torchtitan sets one, because it divides the loss by the tokens of all ranks."""
 
-        def divided(spec: str | None) -> Tensor:
-            job = Sharded(shards, None if later else spec)
-            for module in (job.model[0], job.model):
-                module.set_gradient_divide_factor(3.0)
-                module.set_force_sum_reduction_for_comms(True)  # Gloo has no other reductions
-            if later and spec:
-                job.compression.register(job.model)
-            return job.run(range(3)).weights()
+        plain = Sharded(shards).divided(3.0).run(range(3))
+        job = Sharded(shards, None if later else "none").divided(3.0)
+        if later:
+            job.compression.register(job.model)
+        torch.testing.assert_close(job.run(range(3)).weights(), plain.weights())
 
-        torch.testing.assert_close(divided("none"), divided(None))
+    def test_the_users_factor_divides_within_a_replica_if_replicas_are_named(self) -> None:
+        plain = Sharded(2).divided(3.0 * SIZE / 2).run(range(3))
+        named = Sharded(2, "none", named=True).divided(3.0).run(range(3))
+        torch.testing.assert_close(named.weights(), plain.weights())
 
     def test_other_meshes_say_so(self) -> None:
         mesh = init_device_mesh("cpu", (2, SIZE // 2), mesh_dim_names=("across", "within"))
@@ -298,6 +298,13 @@ class Sharded:
         if spec:
             self.compression.register(self.model, **options)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+
+    def divided(self, factor: float) -> Sharded:
+        """Have FSDP divide by a factor."""
+        for module in (self.model[0], self.model):
+            module.set_gradient_divide_factor(factor)
+            module.set_force_sum_reduction_for_comms(True)  # Gloo has no other reductions
+        return self
 
     def backward(self, step: int) -> None:
         loss_of(self.model, step).backward()  # type: ignore[no-untyped-call]
