@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_compress.core.bucketing import Cuts, pin, start
-from hvd_compress.engine.bucket_autotune import GAIN, STEPS, TIMED, WARM_UP, Search, Timing
+from hvd_compress.engine.bucket_autotune import STEPS, TIMED, WARM_UP, Search
+from hvd_compress.engine.timing import GAIN, Timing
 
 MODEL = [4 * random.Random(0).choice([64, 1024, 65536, 2**18, 2**20]) for _ in range(60)]
 """Bytes of the gradients."""
@@ -54,7 +55,7 @@ def test_it_finds_what_is_close_to_the_best(case: str) -> None:
     best = min(step(cuts, sizes, *SECONDS[case]) for cuts in every)
     search = searched(sizes, lambda cuts: step(cuts, sizes, *SECONDS[case]))
     found, begin = (step(cuts, sizes, *SECONDS[case]) for cuts in (search.cuts, start(sizes)))
-    assert found <= min(1.06 * best, begin), search.report()
+    assert found <= min(1.06 * best, begin), search.news()
 
 
 def test_the_number_of_buckets_is_searched_too() -> None:
@@ -81,7 +82,7 @@ def test_noise_moves_nothing(noise: float) -> None:
 def test_a_clear_gain_is_found_in_spite_of_noise(noise: float) -> None:
     for seed in range(20):
         search = noisy(seed, lambda cuts: step(cuts, MODEL, *SECONDS["a high fixed cost"]), noise)
-        assert search.cuts == (), search.report()
+        assert search.cuts == (), search.news()
 
 
 @given(st.lists(st.integers(1, 10**7), min_size=1, max_size=200), st.integers(0, 2**32))
@@ -167,8 +168,8 @@ def test_a_saved_search_goes_on() -> None:
 
 def test_it_says_what_it_found() -> None:
     search = searched(MODEL, lambda cuts: step(cuts, MODEL, *SECONDS["a high fixed cost"]))
-    report = search.report()
+    report = search.news()
     assert report.startswith(f"merge='search' chose merge=1 after {search.steps} steps; candidates")
     assert report.count(f"merge={pin(start(MODEL))!r} ") == 1, "all times of a candidate stand beside it"
     assert report.count(" and ") > 1
-    assert "merge=1 after 0 steps" in Search([4]).report()
+    assert "merge=1 after 0 steps" in Search([4]).news()

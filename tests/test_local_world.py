@@ -115,3 +115,61 @@ def test_ranks_must_ask_for_the_same() -> None:
 def test_gradients_by_rank_are_told_their_form() -> None:
     with pytest.raises(GradientError, match=r"as \{name: \[array of rank 0"):
         LocalWorld("topk", 2).step([{"w": np.ones(4)}, {"w": np.ones(4)}])
+
+
+class Clock:
+    """A simulated time: that of the bytes and rounds of a world, on a link of some bytes per second."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self.world: LocalWorld | None = None
+        self._now, self._bytes, self._rounds = 0.0, 0, 0
+
+    def __call__(self) -> float:
+        if self.world is not None:
+            self._now += (self.world.bytes_sent - self._bytes) / self.rate + 1e-3 * (self.world.rounds - self._rounds)
+            self._bytes, self._rounds = self.world.bytes_sent, self.world.rounds
+        return self._now
+
+
+def auto_world(rate: float) -> tuple[LocalWorld, Clock]:
+    clock = Clock(rate)
+    clock.world = LocalWorld("auto", 2, clock=clock)
+    return clock.world, clock
+
+
+def steps(world: LocalWorld, number: int) -> str:
+    """Make steps of random gradients; return the spec of the method that is chosen afterwards."""
+    rng = np.random.default_rng(0)
+    for _ in range(number):
+        grads = {name: list(rng.standard_normal((2, 64, 64)).astype(np.float32)) for name in ("a", "b")}
+        means = world.step(grads)
+        assert all(np.array_equal(mean[0], mean[1]) for mean in means.values())
+    assert world.race is not None
+    return world.race.candidates[world.race.choice].spec
+
+
+@pytest.mark.parametrize(("rate", "spec"), [(1e5, "qsgd"), (1e12, "none")])
+def test_auto_chooses_by_the_link(rate: float, spec: str) -> None:
+    world, _ = auto_world(rate)
+    assert steps(world, 80) == spec
+
+
+def test_auto_follows_the_link() -> None:
+    world, clock = auto_world(1e12)
+    assert steps(world, 80) == "none"
+    clock.rate = 1e5
+    assert steps(world, 150) == "qsgd"
+
+
+def test_auto_excludes_what_rounds_too_much() -> None:
+    """Of gradients with one large value among many small ones, four bits keep little more than that value."""
+    world, _ = auto_world(1e5)
+    gradient = np.full((64, 64), 0.05, np.float32)
+    gradient[:, 0] = 1.0
+    for _ in range(80):
+        world.step({"w": [gradient, gradient]})
+    assert world.race is not None
+    runners = {one.spec: one for one in world.race.comparisons[0].runners}
+    assert runners["qsgd"].verdict == runners["qsgd:twoway=on"].verdict == "its error is above 0.1"
+    assert runners["qsgd:bits=8,twoway=on"].verdict == "chosen"

@@ -19,7 +19,7 @@ from wire.gradients import LARGE, STEPS, gradient
 
 from hvd_compress import LocalWorld
 from hvd_compress.tools.bench.jobs import CONTROLLERS, LAUNCHER
-from hvd_compress.tools.bench.traffic import share
+from hvd_compress.transport.mirror import share
 
 pytestmark = [pytest.mark.jobs, pytest.mark.long]
 

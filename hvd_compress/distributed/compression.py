@@ -19,12 +19,15 @@ from torch.nn.parallel import DistributedDataParallel
 from hvd_compress.checkpoint import agreement
 from hvd_compress.core.bucketing import Gradient, Merge
 from hvd_compress.core.collectives import AllReduce, World
+from hvd_compress.core.method import Method
 from hvd_compress.core.router import Router
 from hvd_compress.distributed.direct import Call
+from hvd_compress.distributed.half_sums import HalfSums
 from hvd_compress.distributed.transport import GroupTransport, Pending
 from hvd_compress.distributed.verdict import factor_of, verdict_maker, wishes
 from hvd_compress.engine.api import Catalogue
 from hvd_compress.errors import SpecError, StateError, UnsupportedError
+from hvd_compress.methods.wrappers.router import check_fixed
 from hvd_compress.torch.agreement import Agreement
 from hvd_compress.torch.buckets import Member, facts_of
 from hvd_compress.torch.call_registry import CallRegistry
@@ -76,6 +79,8 @@ class Registered:
         self.label = compressor.label_of(self.members)
         self.lock = StepLock()  # of its own: threads may train several models
         self.reducer: Reducer | None = None
+        self.alone: Method | None = None  # the linear method of this step, whose sums take no reducer
+        self.halves: HalfSums | None = None
         self.taken: list[tuple[Tensor, Entry]] = []
         self.waiting: list[_Waiting] = []
         self.model = weakref.ref(model)
@@ -250,6 +255,7 @@ class DistributedCompressor(ReducingCompressor):
             UnsupportedError: If a tensor requires a gradient, or is sparse.
         """
         check_op(op)
+        check_fixed(self.method, "in compression.all_reduce")
         call = Call.of(tensors, name, op, group or self._everyone())
         with self._lock, torch.no_grad():
             if self._linear:
@@ -337,6 +343,7 @@ class DistributedCompressor(ReducingCompressor):
         gather: str,
     ) -> None:
         check_op(op)
+        check_fixed(self.method, "with fully_shard")
         if not _is_sharded(model):
             raise UnsupportedError(
                 f"register({type(model).__name__}) is not supported: wrap the model in"
@@ -434,6 +441,9 @@ class DistributedCompressor(ReducingCompressor):
             reducer = registered.reducer or self._begin(registered)
             if bucket.index() == 0:
                 self._forget(registered, reducer)
+                registered.alone = reducer.alone()
+            if registered.alone is not None:
+                return self._add_alone(registered, reducer, bucket, registered.alone)
             future = self._add(registered, reducer, bucket)
             if bucket.is_last():
                 self._finish(registered, reducer)
@@ -449,6 +459,27 @@ class DistributedCompressor(ReducingCompressor):
         for parameter, grad in zip(bucket.parameters(), bucket.gradients(), strict=True):
             used = registered.used is None or id(parameter) in registered.used
             registered.taken.append(reducer.add(id(parameter), grad, used=used))
+        return future
+
+    def _add_alone(
+        self, registered: Registered, reducer: Reducer, bucket: GradBucket, method: Method
+    ) -> Future[Tensor]:
+        """Sum a bucket by the linear method of a step."""
+        buffer = bucket.buffer()
+        passthrough = Passthrough(method, self._meter)
+        if bucket.index() == 0:
+            registered.halves = HalfSums(passthrough) if method.retains else None  # the other one is exact
+        halves, transport = registered.halves, registered.transport
+        if buffer.is_sparse:
+            future = _sum_sparse(registered, buffer)
+        elif halves is None:
+            future = self._sum_bucket(registered, buffer, passthrough)
+        else:
+            future = halves.add(buffer, transport, registered.factor)
+        if bucket.is_last():
+            if halves is not None:
+                halves.finish(transport, registered.factor)
+            reducer.end_alone()
         return future
 
     @staticmethod
@@ -496,14 +527,18 @@ class DistributedCompressor(ReducingCompressor):
         """Compress with a linear method, whose one payload is a sum."""
         if not registered.agreed:
             self._agree(registered)
-        array, drive = self._passthrough.compress(buffer)
+        return self._sum_bucket(registered, buffer, self._passthrough)
+
+    @staticmethod
+    def _sum_bucket(registered: Registered, buffer: Tensor, passthrough: Passthrough) -> Future[Tensor]:
+        array, drive = passthrough.compress(buffer)
         started = registered.transport.start(AllReduce(array, donate=True), "")
         assert isinstance(started, Pending)
 
         def finish(done: Future[Any]) -> Tensor:
             done.value()  # the error of a collective that another rank has not taken part in
             with registered.lock:
-                return buffer.copy_(self._passthrough.decompress(started.read(), drive)).mul_(registered.factor)
+                return buffer.copy_(passthrough.decompress(started.read(), drive)).mul_(registered.factor)
 
         finished: Future[Tensor] = started.work.get_future().then(finish)
         return finished

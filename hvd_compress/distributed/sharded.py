@@ -29,6 +29,7 @@ from hvd_compress.distributed.sharded_hooks import CompressedAllReduce, Compress
 from hvd_compress.distributed.sharded_step import Step
 from hvd_compress.distributed.transport import GroupTransport
 from hvd_compress.distributed.verdict import factor_of
+from hvd_compress.engine.race import Race
 from hvd_compress.errors import StateError, UnsupportedError
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.torch_devices import exactly
@@ -93,6 +94,7 @@ class ShardedReducer:
     """
 
     label: str
+    race: Race | None = None  # it has none: `check_fixed` refuses it
     gather: ParameterGather
     _watch: RemovableHandle
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -13,7 +13,7 @@ from hvd_compress.core.bucketing import DEFAULT_MERGE, Merge, check_merge
 from hvd_compress.core.method import Wrapper
 from hvd_compress.core.router import Routable, Router, routed
 from hvd_compress.engine.local_world import LocalWorld
-from hvd_compress.engine.spec import DENSE, as_router, build, meant, unknown
+from hvd_compress.engine.spec import DENSE, as_router, auto, build, meant, unknown
 from hvd_compress.errors import SpecError, short
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.wrappers.router import Selective, by_name, phases
@@ -193,6 +193,24 @@ class Catalogue(Generic[C]):
         """
         check_merge(merge)
         return self._make(_checked(spec), merge)
+
+    def auto(self, *, candidates: Sequence[str] = (), merge: Merge = DEFAULT_MERGE, **params: Any) -> C:
+        """Create a compressor that chooses its method by the times of real steps; see `hvd_compress.engine.race`.
+
+        It begins without compression, compares the candidates within the first steps, goes on with the fastest, and
+        compares anew when the step time has changed for good. It supports DistributedDataParallel and the optimizers
+        of ``horovod.torch``.
+
+        Args:
+            candidates: Spec strings to choose from, besides no compression and 16 bits; by default methods that keep
+                the loss with the optimizer.
+            merge: See `Factory.__call__`; not ``"search"``.
+            **params: ``loss``, ``max_error`` and ``probe``; see `hvd_compress.engine.candidates.AutoOptions`.
+
+        Raises:
+            SpecError: If a candidate or a value is unknown or not allowed.
+        """
+        return self.parse(auto(candidates, **params), merge=merge)
 
     def by_name(self, rules: Mapping[str, str | Routable], *, merge: Merge = DEFAULT_MERGE) -> C:
         """Create a compressor that chooses the method by the parameter's name.

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from itertools import accumulate
-from statistics import median
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from hvd_compress.core.bucketing import Cuts, nearest, pin, start
+from hvd_compress.engine.timing import Timing
 
 STEPS = 100
 """Maximum number of steps of a search."""
@@ -24,33 +24,6 @@ TIMED = 5
 """Timed steps of each candidate, after one untimed step that includes the change of buckets."""
 
 TRIALS = (STEPS - WARM_UP) // (TIMED + 1)
-
-GAIN = 0.02
-"""Minimum relative gain for a partition to replace another one."""
-
-
-class Timing(NamedTuple):
-    """Step time of a candidate.
-
-    Attributes:
-        seconds: Median step time. The minimum favours candidates that are fast only at times; the mean is skewed by
-            pauses.
-        spread: Median absolute deviation from it, in seconds.
-    """
-
-    seconds: float
-    spread: float
-
-    @classmethod
-    def of(cls, steps: Sequence[float]) -> Timing:
-        """Summarise step times in seconds."""
-        middle = median(steps)
-        return cls(middle, median(abs(step - middle) for step in steps))
-
-    def beats(self, other: Timing) -> bool:
-        """Return whether this is faster by more than the minimum gain and more than the noise."""
-        return self.seconds < other.seconds - max(GAIN * other.seconds, self.spread + other.spread)
-
 
 Exploring: TypeAlias = Generator[Cuts, Timing, Cuts]
 
@@ -149,7 +122,7 @@ class Search:
         self.steps = 0
         self._go_on(None)
         for timing in timings:
-            self.decide(Timing(*timing))
+            self.decide(timing)
         self._skip = WARM_UP + 1
 
     def record(self, seconds: float) -> Timing | None:
@@ -158,6 +131,8 @@ class Search:
         Returns:
             The timing of the candidate after its last step, else None. Agree on it across ranks, then call `decide`.
         """
+        if self.settled:
+            return None
         self.steps += 1
         if self._skip:
             self._skip -= 1
@@ -165,10 +140,11 @@ class Search:
         self._times.append(seconds)
         return Timing.of(self._times) if len(self._times) == TIMED else None
 
-    def decide(self, timing: Timing) -> None:
+    def decide(self, told: Sequence[float]) -> None:
         """Move to the next candidate, given the same timing on all ranks."""
         if self.settled:
             return
+        timing = Timing(*told)
         self.timings.append(timing)
         self._times.clear()
         before = self.cuts
@@ -182,8 +158,15 @@ class Search:
         except StopIteration as end:
             self.cuts, self.settled = end.value, True
 
-    def report(self) -> str:
-        """Summarise the result in one line."""
+    @property
+    def saved(self) -> list[list[float]] | None:
+        """Timings so far, to be saved; None if the search has ended."""
+        return None if self.settled else [list(timing) for timing in self.timings]
+
+    def news(self) -> str:
+        """Summarise the result in one line; "" before the end."""
+        if not self.settled:
+            return ""
         times: dict[str, list[str]] = {}
         for cuts, timing in zip(self._candidates, self.timings, strict=False):
             times.setdefault(f"merge={pin(cuts)!r}", []).append(f"{timing.seconds:.4g}")

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hvd_compress.core.bucketing import DEFAULT_MERGE, Gradient, Merge, advise, gradient, plan
-from hvd_compress.core.collectives import Collective, State, World
+from hvd_compress.core.collectives import AllReduce, Collective, State, World
 from hvd_compress.core.router import Routable
+from hvd_compress.engine.race import PROBES, Race, Stage
 from hvd_compress.engine.session import Session
 from hvd_compress.engine.spec import as_router
+from hvd_compress.engine.survey import Part, survey
 from hvd_compress.errors import ExchangeError, GradientError
+from hvd_compress.methods.wrappers.alternatives import Choice
+from hvd_compress.methods.wrappers.router import Auto
 from hvd_compress.ops import Ops
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.transport.lockstep import lockstep, worlds
+from hvd_compress.transport.lowering import LACKS
 
 Arr = npt.NDArray[Any]
 
@@ -39,8 +45,10 @@ class LocalWorld:
         merge: See `hvd_compress.core.bucketing.plan`.
         ops: Primitives to compute with, of any framework; numpy by default.
         local_size: Number of ranks on each node.
+        clock: Returns the time in seconds, by which ``auto`` chooses; a simulated one may count `bytes_sent`.
 
     Attributes:
+        race: The race of the candidates, with ``auto``; else None.
         bytes_sent: Payload bytes that one rank has passed to collectives so far, including metadata.
         bytes_across: Payload bytes of collectives between nodes only.
         rounds: Number of collectives so far.
@@ -57,6 +65,7 @@ class LocalWorld:
         merge: Merge = DEFAULT_MERGE,
         ops: Ops | None = None,
         local_size: int = 1,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if size < 1:
             raise ExchangeError(f"size={size} is not allowed: a world has at least 1 rank")
@@ -70,6 +79,8 @@ class LocalWorld:
         self._ops: Ops = NumpyOps() if ops is None else ops
         self._gradients: list[Gradient] | None = None
         self._sessions: list[Session] = []
+        self.race = Race(self.method, adam=True, size=size) if isinstance(self.method, Auto) else None
+        self._clock, self._ended = clock, clock()
 
     def step(self, grads: Any) -> Any:
         """Exchange one gradient per rank.
@@ -97,14 +108,45 @@ class LocalWorld:
         if not finite:
             means = [[np.full_like(array, np.nan) for array in arrays] for arrays in ranks]
         else:
+            if self.race is not None:
+                self._choose(self.race, ranks[0])
             means, states = self._exchange(ranks)
             if all(np.isfinite(array).all() for arrays in means for array in arrays):
                 for session, new in zip(self._sessions, states, strict=True):
                     session.states = new
                 self.steps += 1
+                if self.race is not None:
+                    self._record(self.race)
         if not isinstance(grads, Mapping):
             return [arrays[0] for arrays in means]
         return {name: [arrays[i] for arrays in means] for i, name in enumerate(named)}
+
+    def _choose(self, race: Race, arrays: Sequence[Arr]) -> None:
+        """Choose the candidate of a step, after a survey of the gradients of rank 0 if it is asked for."""
+        for session in self._sessions:
+            session.choose(race.choice)
+        if race.asks is Stage.SURVEY:
+            session = self._sessions[0]
+            parts = [
+                Part(self._ops, one.bucket, one.method, [self._ops.constant(arrays[i].ravel()) for i in one.members])
+                for one in session.plan
+                if isinstance(one.method, Choice)
+            ]
+            race.facts = survey(parts, race.surveyed, session.world, LACKS, self._clock)
+
+    def _record(self, race: Race) -> None:
+        """Tell the race the time of a step, and that of the collectives that it asks for."""
+        now = self._clock()
+        told = race.record(now - self._ended)
+        if told is not None:
+            race.decide(told)
+        if race.asks is Stage.PROBE:
+            times = [self._clock()]
+            for nbytes in PROBES:
+                self._count(AllReduce(np.zeros(nbytes // 4, np.float32)))
+                times.append(self._clock())
+            race.decide([times[1] - times[0], times[2] - times[1]])
+        self._ended = self._clock()
 
     def residual(self, rank: int) -> dict[str, Arr]:
         """Return a rank's residuals by gradient name (``""`` for a bare array); empty without error feedback."""

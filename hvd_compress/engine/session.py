@@ -15,6 +15,7 @@ from hvd_compress.core.bucketing import Gradient, Planned
 from hvd_compress.core.collectives import State, World
 from hvd_compress.core.state_tree import Kind, filled, flatten, kinds, residual_of
 from hvd_compress.engine.stats import Meter
+from hvd_compress.methods.wrappers.alternatives import Choice
 from hvd_compress.ops import Ops
 from hvd_compress.ops.totals import dense
 from hvd_compress.transport.protocol import InFlight, Transport
@@ -100,6 +101,12 @@ class Session:
                 totals.append(dense(self.ops, flight.ended.total))
                 states.append(flight.ended.state)
         return totals, states
+
+    def choose(self, number: int) -> None:
+        """Choose a candidate of ``auto`` for the exchanges to come."""
+        for i, (planned, state) in enumerate(zip(self.plan, self.states, strict=True)):
+            if isinstance(planned.method, Choice):
+                self.states[i] = planned.method.choose(state, number)
 
     def pieces(self, vectors: Sequence[Arr | None]) -> list[Arr | None]:
         """Split a vector of each bucket into those of the gradients, in their shapes; None where there is none."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import Any, TypeVar
 
 from hvd_compress.core.method import Method, Wrapper, check_range, written
 from hvd_compress.core.router import Everywhere, Routable, Router, routed
+from hvd_compress.engine.candidates import BASELINES, LOSSES, STANDARD, AutoOptions
 from hvd_compress.errors import SpecError, short
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.cast import Dense
@@ -18,10 +19,13 @@ from hvd_compress.methods.wrappers.hierarchy import Hierarchical
 from hvd_compress.methods.wrappers.measure import Measured
 from hvd_compress.methods.wrappers.momentum import Momentum, MomentumCorrection
 from hvd_compress.methods.wrappers.precondition import Precondition
-from hvd_compress.methods.wrappers.router import Selective
+from hvd_compress.methods.wrappers.router import Auto, Candidate, Selective
 from hvd_compress.methods.wrappers.schedule import Delayed, schedule
 
 Made = TypeVar("Made")
+
+AUTO = "auto"
+"""Spec of the choice among candidates, which is none of the methods."""
 
 DENSE: dict[str, Method] = {name: cls() for name, cls in REGISTRY.items() if cls.linear}
 
@@ -87,6 +91,9 @@ def parse(spec: str) -> Router:
       `hvd_compress.methods.wrappers.precondition.Precondition`);
     * ``measure=on|off``: compare each sum with the exact one, at the cost of an uncompressed allreduce.
 
+    ``auto`` is none of the methods but a choice among some, with the options of
+    `hvd_compress.engine.candidates.AutoOptions`; see `auto`.
+
     Args:
         spec: ``name`` or ``name:key=value,key=value``.
 
@@ -94,7 +101,32 @@ def parse(spec: str) -> Router:
         SpecError: If the name, a key or a value is unknown or not allowed.
     """
     name, params = read(spec)
-    return build(name, **params)
+    return auto(**params) if name == AUTO else build(name, **params)
+
+
+def auto(candidates: Sequence[str] = (), **params: Any) -> Auto:
+    """Make the router that chooses among candidates; values may be strings.
+
+    Args:
+        candidates: Spec strings, for any optimizer; by default those that keep the loss with the one that there is.
+            ``none`` and 16 bits are candidates besides.
+        **params: See `hvd_compress.engine.candidates.AutoOptions`.
+
+    Raises:
+        SpecError: If a candidate or an option is unknown or not allowed.
+    """
+    options = make(AutoOptions, AUTO, params)
+    if isinstance(candidates, str):
+        raise SpecError(f"candidates={short(candidates)} is not allowed: pass a list of spec strings")
+    levels = LOSSES[: LOSSES.index(options.loss) + 1]
+    standard = [Candidate(one.spec, parse(one.spec), one.adam in levels, one.sgd in levels) for one in STANDARD]
+    routers = {str(router): router for router in map(parse, (*BASELINES, *candidates))}
+    routers.pop("fp16", None)  # one of the baselines, which an overflow cannot harm
+    found = tuple(Candidate(*one) for one in routers.items()) if candidates else tuple(standard)
+    defaults = AutoOptions()
+    changed = [f"{key}={value}" for key, value in vars(options).items() if value != getattr(defaults, key)]
+    spec = "" if candidates else ":".join(filter(None, [AUTO, ",".join(changed)]))
+    return Auto(found, options.max_error or None, options.probe, spec)
 
 
 def read(spec: str) -> tuple[str, dict[str, str]]:

@@ -31,6 +31,7 @@ class Stats(NamedTuple):
             all others.
         parameter_bytes: Bytes of this rank's shards that FSDP2 gathered, before compression; 0 without ``gather=``.
         parameter_bytes_sent: Payload bytes of these gathers.
+        chosen: With ``auto``, the method in use; else "".
     """
 
     steps: int
@@ -44,6 +45,7 @@ class Stats(NamedTuple):
     bytes_inside: int = 0
     parameter_bytes: int = 0
     parameter_bytes_sent: int = 0
+    chosen: str = ""
 
     @property
     def bytes_per_step(self) -> float:
@@ -62,7 +64,8 @@ class Stats(NamedTuple):
         times = {"encode": self.encode_seconds, "wait": self.wait_seconds, "decode": self.decode_seconds}
         sent += [f"{name} {1000 * total / steps:.3g} ms" for name, total in times.items() if total is not None]
         sent += [] if self.vnmse is None else [f"vNMSE {self.vnmse:.3g}"]
-        return f"{self.steps:,} steps; per step: {', '.join(sent)}"
+        now = f", now with {self.chosen}" if self.chosen else ""
+        return f"{self.steps:,} steps{now}; per step: {', '.join(sent)}"
 
 
 Phase = Literal["encode", "wait", "decode"]

@@ -19,6 +19,7 @@ from hvd_compress.engine.spec import as_router
 from hvd_compress.engine.stats import Meter, Stats
 from hvd_compress.errors import GradientError, StateError
 from hvd_compress.methods.wrappers.measure import vnmse
+from hvd_compress.methods.wrappers.router import check_fixed
 from hvd_compress.mpi.transport import Arr, MPITransport
 from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
 
@@ -53,6 +54,7 @@ class Aggregator(SaveLoadMixin):
     def __init__(self, method: Routable | str, comm: MPI.Comm = MPI.COMM_WORLD, merge: Merge = DEFAULT_MERGE) -> None:
         check_merge(merge)
         self.method = as_router(method)
+        check_fixed(self.method, "by MPI alone")
         self.merge = merge
         self._given = comm
         self._meter = Meter()

@@ -27,6 +27,7 @@ from hvd_compress.engine.api import Catalogue, CompressorBase
 from hvd_compress.engine.stats import Meter, Stats
 from hvd_compress.errors import ExchangeError, SpecError
 from hvd_compress.methods.wrappers.measure import vnmse
+from hvd_compress.methods.wrappers.router import check_fixed
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.tensorflow import caller, verdict
 from hvd_compress.tensorflow.caller import Call
@@ -112,6 +113,7 @@ class TensorFlowCompressor(SaveLoadMixin, CompressorBase, Compressor, tf.Module)
     sessions: dict[str, Session]
 
     def __init__(self, method: Router, merge: Merge) -> None:
+        check_fixed(method, "in TensorFlow")
         tf.Module.__init__(self, name="hvd_compress")
         self.method = method
         self.merge = merge

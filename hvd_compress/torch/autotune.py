@@ -1,4 +1,4 @@
-"""Autotune the bucket boundaries of one optimizer during training."""
+"""Autotune the bucket boundaries, or the method, of one optimizer during training."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hvd_compress.core.bucketing import Cuts
-from hvd_compress.core.collectives import Broadcast
-from hvd_compress.engine.bucket_autotune import Search, Timing
+from hvd_compress.core.collectives import AllReduce, Broadcast
+from hvd_compress.engine.bucket_autotune import Search
+from hvd_compress.engine.race import PROBES, Race, Stage
 from hvd_compress.torch.waiting import wait
 from hvd_compress.transport.protocol import Handle, Transport
 
@@ -18,36 +18,24 @@ _LOG = logging.getLogger("hvd_compress")
 
 
 class Tuner:
-    """Time the steps of an optimizer, and choose the partition of the next one.
+    """Time the steps of an optimizer, and choose the partition or the method of the next one.
 
-    All ranks use the timings of rank 0, so that they choose the same partitions.
+    All ranks use the timings of rank 0, so that they choose the same.
 
     Args:
-        sizes: Bytes of the gradients, in backward order.
-        name: Name of its collective.
+        search: The search of a partition, or the race of methods.
+        name: Name of its collectives.
+        device: Device of the gradients.
+
+    Attributes:
+        search: The search of a partition, or the race of methods.
     """
 
-    def __init__(self, sizes: Sequence[int], name: str) -> None:
-        self._sizes = sizes
-        self._name = name
-        self._logs = False
-        self.resume(())
-
-    def resume(self, timings: Sequence[Sequence[float]] | None) -> None:
-        """Resume a saved search; None if it had ended."""
-        self._search = None if timings is None else Search(self._sizes, timings)
+    def __init__(self, search: Search | Race, name: str, device: torch.device) -> None:
+        self.search = search
+        self._name, self._device = name, device
         self._agreeing: Handle | None = None
         self._ended = time.perf_counter()
-
-    @property
-    def timings(self) -> list[list[float]] | None:
-        """Timings of the search so far, to be saved; None if it has ended."""
-        return [list(timing) for timing in self._search.timings] if self._search else None
-
-    @property
-    def cuts(self) -> Cuts | None:
-        """Partition of the current candidate; None if the search has ended."""
-        return self._search.cuts if self._search else None
 
     def end_step(self, transport: Transport) -> None:
         """Record the end of a completed step, and start to tell rank 0's timing; `decide` waits for it.
@@ -55,32 +43,47 @@ class Tuner:
         Args:
             transport: Transport of the ranks.
         """
-        if self._search is None or self._search.settled:
-            return
         now = time.perf_counter()
-        timing = self._search.record(now - self._ended)
+        told = (
+            None if isinstance(self.search, Search) and self.search.settled else self.search.record(now - self._ended)
+        )
         self._ended = now
-        if timing is not None:
-            mine = torch.tensor(timing, dtype=torch.float64, device="cpu")
-            self._agreeing = transport.start(Broadcast(mine, root=0), self._name)
-            self._logs = transport.world.rank == 0
+        if told is not None:
+            self._agreeing = self._tell(told, transport)
 
-    def decide(self, sleep: Callable[[float], object]) -> Cuts | None:
-        """Return the partition that the last step leads to, once rank 0's timing has come; None if it stays.
+    def _tell(self, mine: Sequence[float], transport: Transport) -> Handle:
+        told = torch.tensor(mine, dtype=torch.float64, device="cpu")
+        return transport.start(Broadcast(told, root=0), self._name)
+
+    def decide(self, transport: Transport, sleep: Callable[[float], object]) -> None:
+        """Take what the last step leads to, once rank 0's timing has come.
 
         Args:
+            transport: Transport of the ranks.
             sleep: See `nap`.
         """
-        search, agreeing = self._search, self._agreeing
-        if search is None or agreeing is None:
-            return None
+        agreeing = self._agreeing
+        if agreeing is None:
+            return
         told = wait(agreeing, sleep)
         if self._agreeing is not agreeing:  # another thread has decided meanwhile
-            return None
+            return
         self._agreeing = None
-        search.decide(Timing(*told.tolist()))
-        if search.settled:
-            self._search = None
-            if self._logs:
-                _LOG.info(search.report())
-        return search.cuts
+        self.search.decide(told.tolist())
+        if isinstance(self.search, Race) and self.search.asks is Stage.PROBE:
+            self.search.decide(self._probe(transport, sleep))
+        news = self.search.news()
+        if news and transport.world.rank == 0:
+            _LOG.info(news)
+
+    def _probe(self, transport: Transport, sleep: Callable[[float], object]) -> Sequence[float]:
+        """Return rank 0's seconds of the allreduces that tell how fast the link is; all ranks make them at a time."""
+        seconds: dict[int, list[float]] = {}
+        for nbytes in PROBES * 3:  # in the first turn, the ranks meet and make connections
+            begin = time.perf_counter()
+            array = torch.zeros(nbytes // 4, dtype=torch.float32, device=self._device)
+            wait(transport.start(AllReduce(array, donate=True), f"{self._name}.probe"), sleep)
+            seconds.setdefault(nbytes, []).append(time.perf_counter() - begin)
+        fastest = [min(seconds[nbytes][1:]) for nbytes in PROBES]
+        told: list[float] = wait(self._tell(fastest, transport), sleep).tolist()
+        return told

@@ -12,6 +12,7 @@ from hvd_compress.checkpoint.resharding import places_of, slices
 from hvd_compress.core.bucketing import Planned
 from hvd_compress.core.collectives import State, World
 from hvd_compress.core.state_tree import Kind, Per, flatten, kinds, unflatten
+from hvd_compress.methods.wrappers.alternatives import Choice
 from hvd_compress.methods.wrappers.hierarchy import cut
 from hvd_compress.ops.torch_devices import torch_ops
 
@@ -51,6 +52,16 @@ class BucketState:
     def keeps(self) -> bool:
         """Whether the state keeps something of the gradients."""
         return bool(self._tensors(self.state))
+
+    def choose(self, number: int) -> None:
+        """Choose a candidate for the next exchange, if there are some."""
+        if isinstance(self.method, Choice):
+            self.state = self.method.choose(self.state, number)
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing is kept back that the chosen candidate, a linear one, has to send."""
+        return not isinstance(self.method, Choice) or self.method.is_clean(self.state)
 
     def buffer(self, more: bool = False) -> Tensor:
         """Return memory for the gradients of a step; the previous step cannot be undone after that.

@@ -22,7 +22,9 @@ from hvd_compress.core.bucketing import Gradient, Merge, advise, gradient, merge
 from hvd_compress.core.collectives import State, World
 from hvd_compress.core.router import Router
 from hvd_compress.core.state_tree import Role, flatten, kinds
+from hvd_compress.engine.survey import Part
 from hvd_compress.errors import SpecError, StateError, UnknownParameterError, UnsupportedError
+from hvd_compress.methods.wrappers.alternatives import Choice
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.torch.bucket_state import BucketState, Layout, Place
 from hvd_compress.torch.entry import GradientArrival
@@ -157,6 +159,29 @@ class Buckets:
             kept, before = self.kept(), self.kept(before=True)
             self.lay_out(partition)
             self._take_over(kept, before)
+
+    def choose(self, number: int) -> None:
+        """Choose a candidate of `Auto` for the exchanges to come."""
+        for bucket in self.layout.buckets:
+            bucket.choose(number)
+
+    def parts(self, grads: Mapping[int, Tensor], scale: float) -> list[Part]:
+        """Return what a survey of candidates needs; missing gradients count as zero.
+
+        Args:
+            grads: Gradients by key.
+            scale: Their loss scale.
+        """
+        gradients: dict[BucketState, list[Tensor]] = {}
+        for key, place in self.layout.places.items():
+            size, dtype = place.owner.bucket.sizes[place.position], place.owner.bucket.dtype
+            grad = place.owner.ops.zeros((size,), dtype) if key not in grads else grads[key].reshape(-1) / scale
+            gradients.setdefault(place.owner, []).append(place.owner.ops.cast(grad, dtype))
+        return [
+            Part(owner.ops, owner.bucket, owner.method, found)
+            for owner, found in gradients.items()
+            if isinstance(owner.method, Choice)
+        ]
 
     def _take_over(self, kept: Sequence[BucketSnapshot], before: Sequence[BucketSnapshot]) -> None:
         """Take over the states of other buckets of the same gradients, and those to which they can be undone."""

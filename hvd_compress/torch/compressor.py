@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
@@ -17,9 +18,12 @@ from hvd_compress.core.collectives import State
 from hvd_compress.core.method import check_range
 from hvd_compress.core.router import Router
 from hvd_compress.engine.api import CompressorBase
+from hvd_compress.engine.race import Race
+from hvd_compress.engine.race_report import write
 from hvd_compress.engine.stats import Meter, Stats
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.methods.wrappers.measure import vnmse
+from hvd_compress.methods.wrappers.router import Auto, check_fixed
 from hvd_compress.torch.loss_scale import LossScale
 from hvd_compress.torch.optimizers import parameters_of
 from hvd_compress.torch.reducer import EngineSettings, Reducer
@@ -41,6 +45,10 @@ class Session(Restorable, Protocol):
     """
 
     label: str
+
+    @property
+    def race(self) -> Race | None:
+        """The race that chooses the method, with ``auto``."""
 
     @property
     def begun(self) -> bool:
@@ -70,6 +78,8 @@ class ReducingCompressor(SaveLoadMixin, CompressorBase):
     """
 
     def __init__(self, method: Router, merge: Merge, reducers: Registry, cure: str) -> None:
+        if merge == "search":
+            check_fixed(method, "with merge='search', which times steps, too")
         self.method = method
         self._linear = method.linear
         self.merge = merge
@@ -175,7 +185,25 @@ class ReducingCompressor(SaveLoadMixin, CompressorBase):
     def stats(self) -> Stats:
         """Return bytes and times of this rank so far, over all optimizers that use this compressor."""
         states = [state for session in self._sessions() for state in session.states()]
-        return self._meter.read(waits=not self._linear)._replace(vnmse=vnmse(states))
+        chosen = ", ".join(dict.fromkeys(race.candidates[race.choice].spec for race in self._races().values()))
+        return self._meter.read(waits=not self._linear)._replace(vnmse=vnmse(states), chosen=chosen)
+
+    def report(self, path: str | Path) -> None:
+        """Write what ``auto`` has tried so far, what it cost, and why it chose as it did; call it on one rank.
+
+        Args:
+            path: The file, of which one that exists is replaced: Markdown, or HTML if its name ends with ``.html``.
+
+        Raises:
+            SpecError: If its name ends with neither ``.md`` nor ``.html``.
+            UnsupportedError: If the method is not ``auto``.
+        """
+        if not isinstance(self.method, Auto):
+            raise UnsupportedError(f"compression.report is for auto: {self.method} is the same in each step")
+        write(path, self._races())
+
+    def _races(self) -> dict[str, Race]:
+        return {one.label: one.race for one in self._sessions() if one.race is not None}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank: residuals, warm starts and step counts.

@@ -18,10 +18,16 @@ from hvd_compress.checkpoint.resharding import BucketSnapshot
 from hvd_compress.checkpoint.state_dict import SavedSession, fingerprint, same_parameters
 from hvd_compress.core.bucketing import Gradient, Merge, pin
 from hvd_compress.core.collectives import AllGather, AllReduce, State, World
+from hvd_compress.core.method import Method
 from hvd_compress.core.router import Router
 from hvd_compress.core.state_tree import kinds
+from hvd_compress.engine.bucket_autotune import Search
+from hvd_compress.engine.race import Race, Stage
 from hvd_compress.engine.stats import Meter
+from hvd_compress.engine.survey import survey
 from hvd_compress.errors import DisagreementError, ExchangeError, UnsupportedError
+from hvd_compress.methods.wrappers.router import Auto
+from hvd_compress.ops.torch_devices import exactly
 from hvd_compress.torch.agreement import PATIENCE, Agreement
 from hvd_compress.torch.autotune import Tuner
 from hvd_compress.torch.backward import at_end_of_backward
@@ -30,6 +36,7 @@ from hvd_compress.torch.buckets import Buckets, Member, facts_of
 from hvd_compress.torch.discards import DiscardWatch
 from hvd_compress.torch.entry import Entry, GradientArrival
 from hvd_compress.torch.loss_scale import LossScale
+from hvd_compress.torch.optimizers import optimizer_facts
 from hvd_compress.torch.step import Step
 from hvd_compress.torch.updates import UpdateWatch
 from hvd_compress.torch.verdict import StepVerdict
@@ -115,6 +122,8 @@ class Reducer:
         self._agreement = Agreement(self._method, self._merge, facts, direct=not replaces)
         self._buckets = Buckets(self._method, self._merge, members, self.world)
         self._tuner: Tuner | None = None
+        self._known: Sequence[Sequence[float]] | None = ()
+        self._adam = True
         self._coming: Handle | None = None
         self._counted = self._thrown = self._undoes = self._told = self.changed = False
         self._discards: DiscardWatch | None = None
@@ -132,15 +141,40 @@ class Reducer:
         """
         self._discards = DiscardWatch(self._buckets.parameters, optimizers)
         self._updates = UpdateWatch(optimizers) if self._method.preconditioned else None
+        self._adam = not optimizers or bool(optimizer_facts(optimizers).not_sgd())
+        if self.race is not None:
+            self.race.adam = self._adam
 
     def follow(self, transport: TrainingTransport, make_verdict: MakeVerdict) -> None:
         """Go on with other ranks from the next step on."""
         self.transport, self._make_verdict = transport, make_verdict
 
-    def _tune(self) -> None:
-        """Start to autotune the buckets, if new ones can take over all states."""
-        if self._replaces and self._buckets.fixed is None and self._buckets.divisible():
-            self._tuner = Tuner(self._buckets.sizes(), f"hvd_compress.{self.label}.search")
+    def _tune(self, saved: Sequence[Sequence[float]] | None = ()) -> None:
+        """Start to choose the method, or to autotune the buckets if new ones can take over all states.
+
+        Args:
+            saved: What a saved job knows of it; None if there is nothing left to do.
+        """
+        self._tuner, self._known = None, saved
+        if not self._replaces or saved is None:
+            return
+        search: Search | Race
+        if isinstance(self._method, Auto):
+            search = Race(self._method, self._adam, self.world.size, saved)
+        elif self._buckets.fixed is None and self._buckets.divisible():
+            search = Search(self._buckets.sizes(), saved)
+        else:
+            return
+        devices = [parameter.device for parameter in self._buckets.parameters]
+        self._tuner = Tuner(search, f"hvd_compress.{self.label}.search", devices[0])
+
+    @property
+    def race(self) -> Race | None:
+        """The race that chooses the method, if it is chosen by one."""
+        return self._tuner.search if self._tuner and isinstance(self._tuner.search, Race) else None
+
+    def _saved_search(self) -> Sequence[Sequence[float]] | None:
+        return self._tuner.search.saved if self._tuner else self._known
 
     @property
     def begun(self) -> bool:
@@ -217,27 +251,67 @@ class Reducer:
         self._undoes = self._thrown or self._throws()
         if self._epoch != self.transport.epoch:
             self._renew()
-        self._change_buckets()
+        self._follow_tuner()
         self._counted = self._thrown = False
         meets = self._elastic and self._met != self.transport.epoch
         verdict = self._make_verdict(self.world, self._agreement.due, self._undoes)
         step = Step(verdict, self.transport, self._prefix(), self._meter, scale, self._replaces, self._lock)
         self._step = step
         self._lock.running.add(self)
-        if not (meets or self._agreement.due or self._undoes) and self._buckets.begun:
+        if not (meets or self._agreement.due or self._undoes or self._surveys) and self._buckets.begun:
             step.release(self._buckets.layout)
         if self._agreement.due and not self.transport.ordered:  # else all ranks begin at the same time: later
             self._agreement.begin(self.transport, self.steps)
             at_end_of_backward(self.verify_soon)
         return step
 
-    def _change_buckets(self) -> None:
-        """Change to the buckets that the last step has decided on, if any."""
+    def _follow_tuner(self) -> None:
+        """Change to the buckets or the method that the last step has decided on, if any."""
         if self._tuner is None or self._epoch != self.transport.epoch:  # then the question is lost
             return
-        cuts = self._tuner.decide(self._lock.sleep)
-        if cuts is not None:
-            self._buckets.change(pin(cuts))
+        self._tuner.decide(self.transport, self._lock.sleep)
+        self._apply(self._tuner.search)
+
+    def _apply(self, search: Search | Race) -> None:
+        if isinstance(search, Race):
+            self._buckets.choose(search.choice)
+        else:
+            self._buckets.change(pin(search.cuts))
+
+    @property
+    def _surveys(self) -> bool:
+        """Whether the race asks for a survey of the gradients of this step."""
+        return self.race is not None and self.race.asks is Stage.SURVEY
+
+    def _survey(self, race: Race, step: Step) -> None:
+        parts = self._buckets.parts({key: entry.grad for key, entry in step.entries.items()}, step.scale)
+        with self._meter.time("encode"), exactly(self._buckets.parameters[0].device):
+            race.facts = survey(parts, race.surveyed, self.world, self.transport.missing)
+
+    def alone(self) -> Method | None:
+        """Begin a step in which the caller is to sum each gradient by itself.
+
+        Returns:
+            The linear method to sum by; None if the gradients are to be passed to `add`.
+        """
+        race = self.race
+        if race is None or not self.begun or self._agreement.due or self._epoch != self.transport.epoch:
+            return None
+        if self._thrown or self._throws():
+            return None
+        self._follow_tuner()
+        method = race.linear()
+        if method is None or not all(bucket.clean for bucket in self.buckets):
+            return None
+        self._counted = False
+        return method
+
+    def end_alone(self) -> None:
+        """End a step that `alone` has begun."""
+        assert self._tuner is not None
+        self.steps += 1
+        self._meter.steps += 1
+        self._tuner.end_step(self.transport)
 
     def _renew(self) -> None:
         """Go on with the ranks that there are now; in an elastic job, they meet at the end of the step.
@@ -253,8 +327,7 @@ class Reducer:
         self._buckets.world = self.world
         self._coming = None
         self._undoes = False
-        if self._tuner is not None:
-            self._tuner.resume(self._tuner.timings)
+        self._tune(self._saved_search())
 
     def _throws(self) -> bool:
         """Return whether the gradients of the last step were discarded, by an optimizer that is known."""
@@ -285,7 +358,7 @@ class Reducer:
         self._undoes = False
         if undoes:
             self._undo()
-        if not self._agreement.due:
+        if not (self._agreement.due or self._surveys):
             step.release(self._buckets.layout)
 
     def take(self, placeholder: Tensor, entry: Entry) -> Tensor:
@@ -342,6 +415,8 @@ class Reducer:
             self._buckets.begin(came)
             self._tune()
         if step.held:
+            if self.race is not None and self._surveys:
+                self._survey(self.race, step)
             if self._method.hierarchical:
                 self.transport.connect()
             step.release(self._buckets.layout)
@@ -422,6 +497,8 @@ class Reducer:
     def _undo(self) -> None:
         for bucket in self.buckets:
             bucket.undo()
+        if self._tuner is not None:
+            self._apply(self._tuner.search)
         self.steps -= 1
 
     def abort(self) -> None:
@@ -465,7 +542,7 @@ class Reducer:
         if self._buckets.succeed([former._buckets for former in formers], thrown):
             self._tuner = formers[0]._tuner
         else:
-            self._tune()
+            self._tune(formers[0]._saved_search() if isinstance(self._method, Auto) else ())
         self.steps = max(former.steps for former in formers)
         self._agreement.job = sum(former._agreement.job for former in formers)
         self._agreement.series = sum(former._agreement.series for former in formers)
@@ -473,9 +550,9 @@ class Reducer:
     def saved(self) -> SavedSession:
         """Return copies of the states of all buckets."""
         with self._lock:
-            self._change_buckets()
+            self._follow_tuner()
         buckets = {one.bucket.key: one.read() for one in self.buckets}
-        search = self._tuner.timings if self._tuner else []
+        search = self._saved_search()
         came, partition = self._buckets.came, self._buckets.partition
         shared = fingerprint(buckets, {one.bucket.key: kinds(one.state) for one in self.buckets})
         world = self.world
@@ -497,17 +574,16 @@ class Reducer:
     def restore(self, saved: SavedSession) -> None:
         """Restore checked states, and their partition unless ``merge`` fixes another one or parameters have changed."""
         self._buckets.restore(saved)
-        if saved.came is not None:
-            self._tune()
+        same = same_parameters(saved, self.gradients)
+        if saved.came is not None or self._tuner is not None:
+            self._tune(saved.search if same else ())
         self.steps, self._agreement.job = saved.steps, saved.job
         self._agreement.expire()
         self._counted = False
         if self._buckets.fixed is not None:
             self._buckets.change(self._buckets.fixed)
-        elif self._tuner is not None and same_parameters(saved, self.gradients):
-            self._tuner.resume(saved.search)
-            if self._tuner.cuts is not None:
-                self._buckets.change(pin(self._tuner.cuts))
+        if self._tuner is not None and same:
+            self._apply(self._tuner.search)
 
     def _meet(self) -> None:
         """In an elastic job, find changed ranks in the first step after Horovod was started.

@@ -8,7 +8,8 @@ from catalogue import one_in
 
 from hvd_compress import LocalWorld, parse
 from hvd_compress.methods import REGISTRY
-from hvd_compress.tools.bench.traffic import RMS, SIDE, cost, share
+from hvd_compress.tools.bench.traffic import RMS, SIDE, cost
+from hvd_compress.transport.mirror import share
 
 
 @pytest.mark.parametrize(

@@ -108,12 +108,12 @@ class Balance:
             self._job.optimizer.step()
         self._job.optimizer.zero_grad()
 
-    def check(self) -> None:
+    def check(self, atol: float = 1e-4) -> None:
         """Nothing is lost: what was put in has been given out, or is kept."""
         for name, p in self._job.model.named_parameters():
             put_in, kept = (torch.stack(everyone(t)).sum(0) for t in (self.put_in[p], residual(self._job, p)))
             missing = put_in - kept - self.given[p]
-            assert float(missing.abs().max()) < 1e-4, name
+            assert float(missing.abs().max()) < atol, name
 
 
 def settle(job: Job, clock: Clock, run: Callable[[int], object]) -> list[Cuts]:

@@ -20,9 +20,10 @@ from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.cast import Dense
 from hvd_compress.methods.lowrank import LowRank
+from hvd_compress.methods.wrappers.alternatives import Phases
 from hvd_compress.methods.wrappers.error_feedback import EF21, ErrorFeedback
 from hvd_compress.methods.wrappers.hierarchy import Hierarchical
-from hvd_compress.methods.wrappers.schedule import Delayed, Phases, schedule
+from hvd_compress.methods.wrappers.schedule import Delayed, schedule
 from hvd_compress.ops.torch_devices import torch_ops
 from hvd_compress.ops.totals import dense
 from hvd_compress.transport.lockstep import lockstep, run_lockstep_encoded, worlds

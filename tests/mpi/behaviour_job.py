@@ -39,6 +39,11 @@ def a_bad_step_is_seen_by_all_and_changes_nothing(spec: str) -> None:
     assert disturbed.stats().bytes_sent == calm.stats().bytes_sent + 2
 
 
+def a_choice_by_step_times_is_refused() -> None:
+    kind, message = refusal(lambda: Aggregator("auto"))
+    assert kind == "UnsupportedError" and "auto is not supported by MPI alone" in message
+
+
 def disagreement_is_told_in_the_same_words() -> None:
     grads = mine(gradients(0))
     turned = dict(reversed(grads.items()))
@@ -285,6 +290,7 @@ if __name__ == "__main__":
     a_rank_that_cannot_take_part_leaves_nobody_waiting()
     a_state_that_does_not_fit_changes_nothing()
     ranks_that_go_on_from_different_saves_are_refused()
+    a_choice_by_step_times_is_refused()
     a_save_that_was_broken_off_is_skipped()
     a_state_of_another_number_of_ranks_keeps_the_sum_of_residuals()
     a_bare_array_is_compressed_as_a_whole()

@@ -11,11 +11,12 @@ from hvd_compress.core.router import Routable
 from hvd_compress.engine.local_world import LocalWorld
 from hvd_compress.engine.spec import MINOR, parse
 from hvd_compress.methods import REGISTRY, methods
+from hvd_compress.methods.wrappers.alternatives import Phases
 from hvd_compress.methods.wrappers.error_feedback import EF21, ErrorFeedback
 from hvd_compress.methods.wrappers.measure import Measured
 from hvd_compress.methods.wrappers.momentum import Momentum, MomentumCorrection
 from hvd_compress.methods.wrappers.router import ByName, Selective
-from hvd_compress.methods.wrappers.schedule import Delayed, Phases, Schedule
+from hvd_compress.methods.wrappers.schedule import Delayed, Schedule
 from hvd_compress.tools.bench.traffic import RMS, SEED, SIDE, SIZES
 from hvd_compress.tools.methods.catalogue import info, numbers, section, summary
 from hvd_compress.tools.methods.docstrings import read

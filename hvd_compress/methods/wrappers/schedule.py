@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Exchange, Exchanging, State, World
 from hvd_compress.core.method import MOST_STEPS, Method, Wrapper, check_range, check_whole, compensate
-from hvd_compress.core.state_tree import PerWorld, Residual, Role, kinds
+from hvd_compress.core.state_tree import PerWorld
 from hvd_compress.errors import SpecError
 from hvd_compress.methods.cast import Dense
-from hvd_compress.methods.wrappers.error_feedback import ErrorFeedback, ErrorFeedbackState
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array
 from hvd_compress.ops.totals import dense
@@ -126,89 +125,6 @@ def _milder(method: Any, power: float) -> Method:
         raise SpecError(f"warmup is not supported with {method}, which has no ratio: take start= instead")
     milder: Method = replace(method, ratio=method.ratio**power)
     return milder
-
-
-class PhasesState(NamedTuple):
-    """State of phases.
-
-    Attributes:
-        step: Number of exchanges so far.
-        residual: Residual of this rank, which phases share.
-        inner: States of the methods of all phases.
-    """
-
-    step: int
-    residual: Residual
-    inner: tuple[State, ...]
-
-
-@dataclass(frozen=True)
-class Phases(Method):
-    """Change the method during training.
-
-    Phases share the residual: a method with error feedback continues it, another one sends it in its first step. A
-    phase also sends what the servers of the phase before have kept.
-
-    Args:
-        phases: First step of each phase, counted from 0, with its method; the first phase starts at step 0.
-    """
-
-    phases: tuple[tuple[int, Method], ...]
-
-    def __post_init__(self) -> None:
-        for _, method in self.phases:
-            if isinstance(method, Wrapper) and not isinstance(method, ErrorFeedback):
-                raise SpecError(
-                    f"phases do not support this form of {method}, whose state would be lost at the end of its phase:"
-                    " take feedback=on or off, without momentum, start, warmup, every, delay, measure and"
-                    " preconditioned"
-                )
-
-    @property
-    def needs_plain_sgd(self) -> bool:
-        return any(method.needs_plain_sgd for _, method in self.phases)
-
-    @property
-    def adds_momentum(self) -> bool:
-        return any(method.adds_momentum for _, method in self.phases)
-
-    @property
-    def hierarchical(self) -> bool:
-        return any(method.hierarchical for _, method in self.phases)
-
-    @property
-    def _bare(self) -> list[Method]:
-        """Methods without their error feedback; `Phases` itself keeps the residual."""
-        return [method.inner if isinstance(method, ErrorFeedback) else method for _, method in self.phases]
-
-    def init(self, ops: Ops, bucket: Bucket, world: World) -> PhasesState:
-        zeros = ops.zeros((bucket.numel,), bucket.dtype)
-        return PhasesState(0, zeros, tuple(method.init(ops, bucket, world) for method in self._bare))
-
-    def residual(self, state: PhasesState) -> Array:
-        return state.residual
-
-    def exchange(
-        self, ops: Ops, bucket: Bucket, x: Array, state: PhasesState, world: World, return_error: bool = False
-    ) -> Exchanging:
-        number = max(number for number, (begin, _) in enumerate(self.phases) if state.step >= begin)
-        begin, method = self.phases[number]
-        inners, last = list(state.inner), number - 1
-        if number and state.step == begin and _may_hold(inners[last]):
-            x, inners[last] = self._bare[last].flush(ops, bucket, x, inners[last], world)
-        if isinstance(method, ErrorFeedback):
-            before = ErrorFeedbackState(state.residual, inners[number])
-            exchange = yield from method.exchange(ops, bucket, x, before, world)
-            residual, inners[number] = exchange.state
-        else:
-            exchange = yield from method.exchange(ops, bucket, x, inners[number], world)
-            residual, inners[number] = ops.zeros((bucket.numel,), bucket.dtype), exchange.state
-        return Exchange(exchange.total, PhasesState(state.step + 1, residual, tuple(inners)))
-
-
-def _may_hold(state: State) -> bool:
-    """Return whether `Method.flush` may find something in a state."""
-    return any(kind.role in (Role.SERVED, Role.PASSING) for kind in kinds(state).values())
 
 
 class DelayedState(NamedTuple):

@@ -10,11 +10,8 @@ import numpy.typing as npt
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import (
-    AllGather,
-    AllToAll,
     Collective,
     Drive,
-    ReduceScatter,
     Scope,
     World,
 )
@@ -24,6 +21,7 @@ from hvd_compress.engine.spec import parse
 from hvd_compress.methods import REGISTRY
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.transport.lowering import LACKS, lower
+from hvd_compress.transport.mirror import Mirror, share
 
 Arr = npt.NDArray[Any]
 
@@ -131,22 +129,10 @@ def grows(asked: tuple[Message, ...]) -> bool:
     return "AllGather" in kinds and "AllToAll" not in kinds
 
 
-def share(kind: str, size: int) -> float:
-    """Return what a rank sends on average, in units of its payload; with rings, as in Gloo.
-
-    An allreduce passes every part of the array round twice, once to be summed and once to be spread: ``2 (n - 1) / n``
-    of the array from each rank. An allgather passes each rank's array on n - 1 times. An alltoall keeps a rank's own
-    row, ``1 / n`` of its array, at home, and so does a reduce-scatter. A broadcast reaches n - 1 ranks.
-    """
-    part = (size - 1) / size
-    return {"AllReduce": 2 * part, "AllGather": size - 1.0}.get(kind, part)
-
-
 def messages(method: Method, bucket: Bucket, x: Arr, world: World, most: int | None = None) -> list[Collective]:
     """Return the collectives that rank 0 starts in the first step.
 
-    Payloads have the same size on all ranks, or nearly so, so that the others are not computed: what they gather is
-    what rank 0 does, and what they add is zero.
+    Payloads have the same size on all ranks, or nearly so, so that the others are not computed.
 
     Args:
         method: To exchange with.
@@ -156,6 +142,7 @@ def messages(method: Method, bucket: Bucket, x: Arr, world: World, most: int | N
         most: Stop after so many.
     """
     ops = NumpyOps()
+    mirror = Mirror(world, ops, LACKS)
     exchanging = method.exchange(ops, bucket, x.copy(), method.init(ops, bucket, world), world)
     drive = Drive(lower(exchanging, ops, world, LACKS))
     found: list[Collective] = []
@@ -163,17 +150,5 @@ def messages(method: Method, bucket: Bucket, x: Arr, world: World, most: int | N
         found.append(drive.message._replace(array=drive.message.array.copy()))
         if len(found) == most:
             break
-        drive.resume(_reply(drive.message, world.within(drive.message.scope).size))
+        drive.resume(mirror.start(drive.message, "").reply)
     return found
-
-
-def _reply(message: Collective, size: int) -> Any:
-    array = message.array
-    if isinstance(message, ReduceScatter):
-        return array[0].copy()
-    if isinstance(message, AllGather) and message.ragged:
-        return np.tile(array, size)
-    if isinstance(message, AllGather | AllToAll):
-        row = array if isinstance(message, AllGather) else array[0]
-        return np.stack([row] * size)
-    return array.copy()

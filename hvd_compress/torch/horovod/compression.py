@@ -20,6 +20,7 @@ from hvd_compress.core.router import Router
 from hvd_compress.engine.api import Catalogue
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.methods.wrappers.precondition import Precondition
+from hvd_compress.methods.wrappers.router import check_fixed
 from hvd_compress.torch.agreement import PATIENCE, Agreement
 from hvd_compress.torch.backward import at_end_of_backward
 from hvd_compress.torch.buckets import Member, facts_of
@@ -203,6 +204,8 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         members, transport = caller.parameters(optimizer), HorovodTransport.of(caller.process_set(optimizer))
         if agreement.elastic() and caller.process_set(optimizer) is not caller.EVERYONE:
             agreement.refuse_elastic("process sets")
+        if agreement.elastic():
+            check_fixed(self.method, "in an elastic job")
         agreement.check_optimizer(self.method, optimizer_facts([optimizer]), self._world().rank)
         label = agreement.label([Gradient(name, (), "") for name, _ in members])
         reducer = self._make(
@@ -217,6 +220,7 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         return self._restored(reducer)
 
     def _begin_direct(self, call: caller.Direct) -> Reducer:
+        check_fixed(self.method, "in direct calls of hvd.allreduce")
         if agreement.elastic():
             agreement.refuse_elastic("direct calls of hvd.allreduce")
         names = [call.name] if len(call.tensors) == 1 else [f"{call.name}.{i}" for i in range(len(call.tensors))]

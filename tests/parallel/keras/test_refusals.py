@@ -99,6 +99,11 @@ def test_momentum_twice(make: Any, spec: str) -> None:
         model.fit(*batches(1), batch_size=16, verbose=0)
 
 
+def test_the_choice_by_step_times_is_for_pytorch() -> None:
+    with pytest.raises(UnsupportedError, match="auto is not supported in TensorFlow: name a method"):
+        Compression.parse("auto")
+
+
 @pytest.mark.parametrize("kind", ADAMS)
 def test_adam_is_refused_where_updates_arrive(kind: Any) -> None:
     model = small_model()

@@ -595,6 +595,8 @@ def test_what_is_not_supported_says_so() -> None:
         Job("topk:ratio=0.1")
     with pytest.raises(UnsupportedError, match="cannot reduce-scatter"):
         Job("qsgd:start=8,bits=8")
+    with pytest.raises(UnsupportedError, match="auto is not supported with fully_shard: name a method"):
+        Job("auto")
     with pytest.raises(UnsupportedError, match="fully_shard"):
         Compression.qsgd().register(make_model())
     with pytest.raises(SpecError, match="op='max'"):

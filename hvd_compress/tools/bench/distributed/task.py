@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 from hvd_compress.core.bucketing import DEFAULT_MERGE, Merge, check_merge
 from hvd_compress.engine.spec import parse
 from hvd_compress.errors import SpecError
+from hvd_compress.methods.wrappers.router import Auto
 from hvd_compress.tools.bench.jobs import LaunchSpec, execute
 from hvd_compress.tools.ranks.process import Device
 
@@ -56,6 +57,8 @@ class Entry(NamedTuple):
         """Steps until it is as fast as it will be."""
         if self.own or not self.spec or parse(self.spec).linear:
             return 0
+        if isinstance(router := parse(self.spec), Auto):
+            return 2 * router.probe
         merge: Merge = DEFAULT_MERGE if self.merge is None else self.merge
         return SEARCH_STEPS if merge == "search" else 0
 

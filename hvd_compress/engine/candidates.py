@@ -1,0 +1,62 @@
+"""Candidates of ``auto``, by the optimizer that applies the gradients, and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hvd_compress.core.method import check_range
+
+LOSSES = ("none", "small")
+"""What a compression may cost of the loss: nothing that other seeds do not, or a little."""
+
+
+class Standard(NamedTuple):
+    """A candidate.
+
+    Attributes:
+        spec: Its spec string.
+        adam: Loss that it costs with Adam and its variants, one of `LOSSES`; "" if more.
+        sgd: Loss that it costs with SGD.
+    """
+
+    spec: str
+    adam: str
+    sgd: str
+
+
+BASELINES = ("none", "fp16:feedback=on")
+"""Candidates whatever the user names: no compression, and 16 bits, safe from overflow."""
+
+STANDARD: Sequence[Standard] = (
+    *(Standard(spec, "none", "none") for spec in BASELINES),
+    Standard("bf16", "none", "none"),
+    Standard("qsgd:bits=8,twoway=on", "none", "none"),
+    Standard("qsgd", "none", "none"),
+    Standard("qsgd:twoway=on", "none", "none"),
+    Standard("powersgd:rank=16", "small", "none"),
+    Standard("powersgd:rank=4", "", "none"),
+    Standard("topk:ratio=0.01", "", "none"),
+    Standard("efsignsgd:twoway=on", "", "small"),
+)
+"""Verdicts as measured: docs/methods.md, With AdamW, and docs/results.md."""
+
+
+@dataclass(frozen=True)
+class AutoOptions:
+    """Options of ``auto``, as in spec strings.
+
+    Args:
+        loss: What compression may cost of the loss, one of `LOSSES`.
+        max_error: Largest relative squared error of a step; 0 for the default of `hvd_compress.methods.Auto`.
+        probe: Maximum number of steps in which candidates are compared.
+    """
+
+    loss: str = "none"
+    max_error: float = 0.0
+    probe: int = 60
+
+    def __post_init__(self) -> None:
+        check_range("loss", self.loss, " or ".join(map(repr, LOSSES)), self.loss in LOSSES)
+        check_range("max_error", self.max_error, "at least 0; 0 for the default", self.max_error >= 0)
