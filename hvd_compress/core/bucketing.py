@@ -256,7 +256,7 @@ def _routed(gradients: Sequence[Gradient], method: Routable) -> list[_Routed]:
         if 0 not in shape:
             its_method = router.route(name, shape)
             size = Bucket("", (shape,), dtype).numel * (8 if dtype == "float64" else 4)
-            merged = not late and (not its_method.linear or isinstance(router, Everywhere))
+            merged = not late and (its_method.merges or isinstance(router, Everywhere))
             found.append(_Routed(position, (its_method, dtype, device, late), size, merged))
     return found
 

@@ -134,6 +134,11 @@ class Method(ABC):
         return False
 
     @property
+    def merges(self) -> bool:
+        """Whether ``merge`` applies to gradients that have this method beside others."""
+        return not self.linear
+
+    @property
     def hierarchical(self) -> bool:
         """Whether it communicates within nodes and between nodes in different ways."""
         return False

@@ -49,7 +49,6 @@ PATIENCE = 64
 MAX_ERROR = 0.1
 """Default limit of the relative squared error of methods without error feedback."""
 
-
 _NO_FACTS = Facts(math.nan, math.nan, math.nan, math.nan)
 
 
@@ -107,7 +106,7 @@ class Comparison(NamedTuple):
 
     Attributes:
         begin: Number of the step before its first one.
-        steps: Steps that it took.
+        steps: Steps that it took; 0 before its end.
         seconds: Seconds that they took.
         latency: Seconds of a small exchange.
         rate: Bytes per second of the link of a rank; inf if it is too fast to be seen.
@@ -205,6 +204,11 @@ class Race:
         self._ask(self._run.send(told))
 
     @property
+    def compares(self) -> bool:
+        """Whether steps of different candidates are compared."""
+        return isinstance(self.asks, Trial) and self.asks.timed < WATCH
+
+    @property
     def saved(self) -> list[list[float]]:
         """The choice, beside a zero, and its step time, to be saved; empty while there is none."""
         return [] if self._reference is None else [[float(self._settled), 0.0], list(self._reference)]
@@ -259,7 +263,8 @@ class Race:
         found = iter(Facts(*told[i : i + width]) for i in range(0, len(told), width))
         facts = [next(found) if self._allows(one) else _NO_FACTS for one in self.candidates]
         small, large = yield Stage.PROBE
-        per_byte = max(large - small, 0.0) / (share("AllReduce", self._size) * (PROBES[1] - PROBES[0]))
+        sent = share("AllReduce", self._size) * (PROBES[1] - PROBES[0])
+        per_byte = max(large - small, 0.0) / sent if sent else 0.0  # a single rank sends nothing
         runners = [self._runner(number, one, small, per_byte) for number, one in enumerate(facts)]
         self._exclude(runners)
         rate = 1 / per_byte if per_byte else math.inf
@@ -288,7 +293,8 @@ class Race:
             if not self._allows(candidate):
                 verdict = f"costs loss with {'Adam' if self.adam else 'SGD'}"
             elif number and not one.facts.error <= limit:
-                verdict = f"its error is above {limit:g}"
+                unable = math.isnan(one.facts.error)
+                verdict = "it cannot compress these gradients" if unable else f"its error is above {limit:g}"
             elif candidate.spec == "bf16" and not runners[1].verdict:
                 verdict = "fp16 is safe here"
             runners[number] = one._replace(verdict=verdict)
@@ -341,15 +347,15 @@ class Race:
 
     def news(self) -> str:
         """Summarise the last comparison in one line, once; "" if there is no new one."""
-        if self._told == len(self.comparisons) or self.comparisons[-1].chosen != self._settled:
+        if self._told == len(self.comparisons) or not self.comparisons[-1].steps:
             return ""
         self._told, last = len(self.comparisons), self.comparisons[-1]
         spec = pinned(self.candidates[last.chosen].spec)
         tried = [f"{one.spec} {1000 * one.seconds:.4g} ms" for one in last.runners if one.times]
         why = "" if last.chosen > 1 else ", as nothing is faster than no compression and 16 bits"
         return (
-            f"auto chose {spec!r} after {last.steps} steps{why}; median step times: {', '.join(tried)}; to pin it:"
-            f" Compression.parse({spec!r})"
+            f"auto chose {spec!r} after {last.steps} steps from step {last.begin + 1} on{why};"
+            f" median step times: {', '.join(tried)}; to pin it: Compression.parse({spec!r})"
         )
 
 

@@ -550,7 +550,8 @@ class Reducer:
     def saved(self) -> SavedSession:
         """Return copies of the states of all buckets."""
         with self._lock:
-            self._follow_tuner()
+            if self.race is None:  # which may go on with collectives, while a rank may save alone
+                self._follow_tuner()
         buckets = {one.bucket.key: one.read() for one in self.buckets}
         search = self._saved_search()
         came, partition = self._buckets.came, self._buckets.partition

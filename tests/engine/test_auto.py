@@ -127,6 +127,16 @@ def test_a_saved_job_goes_on_with_its_choice(clock: Clock, tmp_path: Path) -> No
         assert race_of(other).choice == POWERSGD and race_of(other).comparisons == []
 
 
+def test_a_rank_may_save_alone_at_any_time(clock: Clock) -> None:
+    job = made()
+    for step in range(ENOUGH):
+        if rank() == step % 2:
+            job.compression.state_dict()
+        everyone("the others wait for it")
+        train(job, clock, 1, first=step)
+    assert race_of(job).choice == POWERSGD
+
+
 def test_a_job_saved_during_the_comparison_begins_it_again(clock: Clock) -> None:
     job = made()
     train(job, clock, 10)

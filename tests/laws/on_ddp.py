@@ -23,6 +23,7 @@ ABLE = Able(
     before=("renewed", "resumed"),
     events=ALL - {"optimizers", "turned"},
     last_pass=True,
+    chooses=True,
 )
 
 

@@ -24,6 +24,7 @@ ABLE = Able(
     before=("renewed", "resumed"),
     events=ALL,
     idle=True,
+    chooses=True,
 )
 
 

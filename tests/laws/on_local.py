@@ -13,6 +13,7 @@ ABLE = Able(
     settings=((1, 1, "names"), (2, 1, "names"), (3, 1, "names"), (4, 2, "names")),
     events=ALL - {"optimizers", "passes", "tied", "shuffled", "turned", "scale", "frozen"} | {"joint"},
     idle=True,
+    chooses=True,
 )
 
 

@@ -23,6 +23,7 @@ ABLE = Able(
     before=("renewed", "resumed"),
     events=ALL,
     idle=True,
+    chooses=True,
 )
 
 

@@ -17,6 +17,7 @@ from catalogue import EXAMPLES, bare
 
 from hvd_compress import parse
 from hvd_compress.core.router import Router
+from hvd_compress.engine.spec import auto
 from hvd_compress.methods.wrappers.router import phases
 from hvd_compress.transport.rank_threads import Matching
 
@@ -102,7 +103,7 @@ class Program:
     """A training program.
 
     Args:
-        spec: Of the compression; ``"a -> none"`` for phases.
+        spec: Of the compression; ``"a -> none"`` for phases, and ``"a | b"`` for a choice by step times.
         merge: Buckets.
         ranks: Number of ranks.
         local_size: Number of ranks on each node.
@@ -124,6 +125,8 @@ class Program:
     @property
     def method(self) -> Router | str:
         """The method, as compressors take it."""
+        if " | " in self.spec:
+            return auto(self.spec.split(" | "))
         first, _, then = self.spec.partition(" -> ")
         return phases({0: parse(first), SWITCH: parse(then)}) if then else self.spec
 
@@ -188,6 +191,7 @@ class Able:
         events: Names of the other events: fields of `Use`, `Step` and `Model`.
         last_pass: Whether a parameter that is used once is used in the last pass.
         idle: Whether a rank may use nothing.
+        chooses: Whether methods may be chosen by step times.
     """
 
     specs: Sequence[str]
@@ -198,6 +202,7 @@ class Able:
     events: frozenset[str] = field(default_factory=frozenset)
     last_pass: bool = False
     idle: bool = False
+    chooses: bool = False
 
 
 ALL = frozenset({"tied", "unused", "frozen", "passes", "large", "shuffled", "scale", "delay"})
@@ -259,6 +264,9 @@ class Draw(random.Random):
             return spec
         inside = [",hierarchical=on", ",hierarchical=on,inside=fp16", ",hierarchical=on,inside=int8"]
         among = self.choice(inside) if self._local_size > 1 else ""
+        if self._able.chooses and self.random() < 0.15:
+            able = [one for one in self._able.specs if re.search("(?<!fp16):.*feedback=on(?!.*momentum)", one)]
+            return " | ".join(f"{one},min_size=0,vectors=on" for one in self.sample(able, 2))
         if spec in self._able.endless:
             return f"{spec},min_size=0,vectors=on{among}"
         wide = self.choice(["min_size=0,vectors=on", "min_size=0,vectors=on", "min_size=60"])

@@ -191,6 +191,10 @@ class Choice(Alternatives):
     def methods(self) -> Sequence[Method]:
         return self.candidates
 
+    @property
+    def merges(self) -> bool:
+        return any(self.linear_method(number) is None for number in range(len(self.candidates)))
+
     def turn(self, state: ChoiceState) -> tuple[int, int]:
         return state.last, state.chosen
 
