@@ -99,6 +99,11 @@ class Registered:
         """Return a function that creates the verdict on a step."""
         return verdict_maker(self.transport, self.factor, self.compressor._meter.count)
 
+    def forget_used(self) -> None:
+        """Forget at the end of a step which parameters its backward passes have used."""
+        if self.used is not None:
+            self.used.clear()
+
     def __getstate__(self) -> dict[str, Any]:
         """Keep nothing in a pickled model: PyTorch drops its hooks, so a compressor is registered again."""
         return {}
@@ -479,6 +484,7 @@ class DistributedCompressor(ReducingCompressor):
         if bucket.is_last():
             if halves is not None:
                 halves.finish(transport, registered.factor)
+            registered.forget_used()
             reducer.end_alone()
         return future
 
@@ -495,8 +501,7 @@ class DistributedCompressor(ReducingCompressor):
         taken, registered.taken = registered.taken, []
         for placeholder, entry in taken:
             reducer.take(placeholder, entry)
-        if registered.used is not None:
-            registered.used.clear()
+        registered.forget_used()
         waiting, registered.waiting = registered.waiting, []
         for future, buffer in waiting:
             future.set_result(buffer)

@@ -44,9 +44,7 @@ class Tuner:
             transport: Transport of the ranks.
         """
         now = time.perf_counter()
-        told = (
-            None if isinstance(self.search, Search) and self.search.settled else self.search.record(now - self._ended)
-        )
+        told = self.search.record(now - self._ended)
         self._ended = now
         if told is not None:
             self._agreeing = self._tell(told, transport)

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import hvd_compress.torch
-from hvd_compress.distributed import Compression, DistributedCompressor
+from hvd_compress.distributed import Compression, DistributedCompressor, hook
 from hvd_compress.engine.race import Race, Trial
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.torch import autotune
@@ -69,7 +69,8 @@ class Training:
         self.optimizers: list[Optimizer] = [
             torch.optim.SGD(one.parameters(), lr=0.1, momentum=0.9) for one in (self.mine, self.plain)
         ]
-        self.compression.register(self.mine, optimizer=self.optimizers[0])
+        self.registered = self.compression.registered(self.mine, optimizer=self.optimizers[0])
+        self.mine.register_comm_hook(self.registered, hook)
 
     def run(self, steps: range, scale: float = 1.0) -> None:
         """Make steps of both, with a loss times a factor that gradients are divided by afterwards."""
@@ -146,7 +147,9 @@ def test_unused_layers(clock: Clock, fastest: int, options: dict[str, Any]) -> N
     with torch.random.fork_rng():
         torch.manual_seed(0)
         job = Training(clock, Unused, find_unused_parameters=True, **options)
-    job.run(range(ENOUGH + 10))
+    for step in range(ENOUGH + 10):
+        job.run(range(step, step + 1))
+        assert job.registered.used == set(), "what this step has used is not what the next one uses"
     assert race_of(job.compression).choice == fastest
     assert_ranks_equal(weights(job.mine))
     assert torch.isfinite(weights(job.mine)).all()
