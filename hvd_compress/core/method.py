@@ -135,7 +135,7 @@ class Method(ABC):
 
     @property
     def merges(self) -> bool:
-        """Whether ``merge`` applies to gradients that have this method beside others."""
+        """Whether ``merge`` may split the gradients of this method into several buckets."""
         return not self.linear
 
     @property

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hvd_compress.core.method import check_range
 
 LOSSES = ("none", "small")
-"""What a compression may cost of the loss: nothing that other seeds do not, or a little."""
+"""Allowed increase of the loss: none beyond the spread of seeds, or a small one."""
 
 
 class Standard(NamedTuple):
@@ -17,8 +17,8 @@ class Standard(NamedTuple):
 
     Attributes:
         spec: Its spec string.
-        adam: Loss that it costs with Adam and its variants, one of `LOSSES`; "" if more.
-        sgd: Loss that it costs with SGD.
+        adam: Increase of the loss with Adam and its variants, one of `LOSSES`; "" if it is larger.
+        sgd: The same with SGD.
     """
 
     spec: str
@@ -48,8 +48,8 @@ class AutoOptions:
     """Options of ``auto``, as in spec strings.
 
     Args:
-        loss: What compression may cost of the loss, one of `LOSSES`.
-        max_error: Largest relative squared error of a step; 0 for the default of `hvd_compress.methods.Auto`.
+        loss: Allowed increase of the loss, one of `LOSSES`.
+        max_error: Largest relative squared error of a step; 0 for the default of `Auto`.
         probe: Maximum number of steps in which candidates are compared.
     """
 

@@ -53,7 +53,7 @@ _NO_FACTS = Facts(math.nan, math.nan, math.nan, math.nan)
 
 
 class Stage(Enum):
-    """What a race waits for, other than step times."""
+    """Input that a race needs next, other than step times."""
 
     SURVEY = "facts of all candidates"
     PROBE = "seconds of `PROBES`"
@@ -205,7 +205,7 @@ class Race:
 
     @property
     def compares(self) -> bool:
-        """Whether steps of different candidates are compared."""
+        """Whether a comparison is running."""
         return isinstance(self.asks, Trial) and self.asks.timed < WATCH
 
     @property

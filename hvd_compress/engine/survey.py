@@ -25,7 +25,7 @@ _WORST = 1e6
 
 
 class Facts(NamedTuple):
-    """What a candidate costs in a step of one rank.
+    """Cost and error of one step of a candidate on one rank.
 
     Attributes:
         coding: Seconds of compression and decompression.

@@ -60,7 +60,7 @@ class BucketState:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing is kept back that the chosen candidate, a linear one, has to send."""
+        """Whether no residual is left, so that a linear candidate may sum gradients without this state."""
         return not isinstance(self.method, Choice) or self.method.is_clean(self.state)
 
     def buffer(self, more: bool = False) -> Tensor:

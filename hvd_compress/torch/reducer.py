@@ -280,7 +280,7 @@ class Reducer:
 
     @property
     def _surveys(self) -> bool:
-        """Whether the race asks for a survey of the gradients of this step."""
+        """Whether the race needs a survey of the gradients of this step."""
         return self.race is not None and self.race.asks is Stage.SURVEY
 
     def _survey(self, race: Race, step: Step) -> None:

@@ -175,8 +175,8 @@ class ChoiceState(NamedTuple):
 class Choice(Alternatives):
     """Use one of several candidates, which can be changed between steps; see `hvd_compress.engine.race`.
 
-    The first step of a linear candidate, which has no residual of its own, is uncompressed. So nothing is kept back
-    after it, and its sums may travel on their own from then on.
+    The first step of a linear candidate after one that keeps a residual is uncompressed. So no residual is left after
+    it, and later sums need no exchange of this class.
 
     Args:
         candidates: The candidates; the first one is chosen at first.
@@ -213,7 +213,7 @@ class Choice(Alternatives):
         return not isinstance(self.candidates[number], Dense)
 
     def is_clean(self, state: ChoiceState) -> bool:
-        """Return whether nothing is kept back that the chosen candidate, a linear one, has to send."""
+        """Return whether no residual is left, if the chosen candidate is linear."""
         return state.chosen == state.last or not self.keeps(state.last)
 
     def choose(self, state: ChoiceState, number: int) -> ChoiceState:
