@@ -44,7 +44,7 @@ def test_methods() -> None:
     assert one["rounds"] == 1 and one["bits"] == {str(size): bits for size, bits in cost("topk").bits.items()}
 
 
-PLAN = "plan --params 1M --ranks 4 --rate 1gbit --compute 10ms"
+PLAN = "advise --params 1M --nodes 4 --rate 1gbit --compute 10ms"
 
 WRONG = {
     "nothing": "No such command 'nothing'",

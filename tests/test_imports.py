@@ -117,7 +117,10 @@ KNOWN = {
     "tools.ranks.keras": KERAS,
     "tools.ranks.group": TORCH,
     # Loaded only where they are asked for.
-    "tools.plan.rates": {"torch"},
+    "tools.advise.rates": {"torch"},
+    "tools.advise.command": {"torch"},
+    "tools.advise.here": {"torch"},
+    "tools.advise.models": {"torch"},
     "tools.compare.tasks.torch_tasks": {"torch"},
     "tools.compare.tasks.torch_lm": {"torch"},
     "tools.compare.tasks.torch_transformer": {"torch"},

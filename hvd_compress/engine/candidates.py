@@ -25,6 +25,10 @@ class Standard(NamedTuple):
     adam: str
     sgd: str
 
+    def keeps(self, loss: str, adam: bool) -> bool:
+        """Return whether it increases the loss by no more than one of `LOSSES`, with Adam or with SGD."""
+        return (self.adam if adam else self.sgd) in LOSSES[: LOSSES.index(loss) + 1]
+
 
 BASELINES = ("none", "fp16:feedback=on")
 """Candidates whatever the user names: no compression, and 16 bits, safe from overflow."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from hvd_compress.engine.race import Comparison, Race, Runner
 from hvd_compress.errors import SpecError, short
 
-_HEADS = ("Candidate", "Expected exchange, ms", "Relative error", "Steps", "Median step, ms", "Verdict")
+HEADS = ("Candidate", "Expected exchange, ms", "Relative error", "Steps", "Median step, ms", "Verdict")
 
 _LEGEND = (
     "Expected exchange: compression, measured on a sample of the gradients, and the link, by its measured latency and"
@@ -57,12 +57,13 @@ def _blocks(races: Mapping[str, Race], form: _Form) -> Iterator[str]:
             yield form.text.format(f"Nothing yet: the first comparison has not ended after {race.steps} steps.")
         for one in race.comparisons:
             if one.steps:
-                yield form.text.format(form.escape(_words(one)))
-                yield form.table([_HEADS, *map(_row, one.runners)])
+                yield form.text.format(form.escape(words(one)))
+                yield form.table([HEADS, *map(row, one.runners)])
     yield form.text.format(_LEGEND)
 
 
-def _words(one: Comparison) -> str:
+def words(one: Comparison) -> str:
+    """Describe a comparison that has ended, in a few sentences."""
     chosen = one.runners[one.chosen]
     rate = "too fast to be measured" if math.isinf(one.rate) else f"{one.rate / 1e6:.3g} MB/s"
     return (
@@ -73,7 +74,8 @@ def _words(one: Comparison) -> str:
     )
 
 
-def _row(one: Runner) -> list[str]:
+def row(one: Runner) -> list[str]:
+    """Return the cells below `HEADS`."""
     expected = "-" if math.isnan(one.exchange) else f"{1000 * one.exchange:.3g}"
     error = "-" if math.isnan(one.facts.error) else f"{one.facts.error:.2g}"
     median = f"{1000 * one.seconds:.4g}" if one.times else "-"

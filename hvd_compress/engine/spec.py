@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from hvd_compress.core.method import Method, Wrapper, check_range, written
 from hvd_compress.core.router import Everywhere, Routable, Router, routed
-from hvd_compress.engine.candidates import BASELINES, LOSSES, STANDARD, AutoOptions
+from hvd_compress.engine.candidates import BASELINES, STANDARD, AutoOptions
 from hvd_compress.errors import SpecError, short
 from hvd_compress.methods import REGISTRY
 from hvd_compress.methods.cast import Dense
@@ -118,8 +118,8 @@ def auto(candidates: Sequence[str] = (), **params: Any) -> Auto:
     options = make(AutoOptions, AUTO, params)
     if isinstance(candidates, str):
         raise SpecError(f"candidates={short(candidates)} is not allowed: pass a list of spec strings")
-    levels = LOSSES[: LOSSES.index(options.loss) + 1]
-    standard = [Candidate(one.spec, parse(one.spec), one.adam in levels, one.sgd in levels) for one in STANDARD]
+    kept = {one.spec: [one.keeps(options.loss, adam) for adam in (True, False)] for one in STANDARD}
+    standard = [Candidate(spec, parse(spec), *keeps) for spec, keeps in kept.items()]
     routers = {str(router): router for router in map(parse, (*BASELINES, *candidates))}
     routers.pop("fp16", None)  # one of the baselines, which an overflow cannot harm
     found = tuple(Candidate(*one) for one in routers.items()) if candidates else tuple(standard)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-_COMMANDS = ("methods.command", "bench.local.command", "doctor.command", "compare.command", "plan.command")
+_COMMANDS = ("methods.command", "bench.local.command", "doctor.command", "compare.command", "advise.command")
 """The modules that add commands to the app."""
 
 

@@ -185,7 +185,7 @@ class ReducingCompressor(SaveLoadMixin, CompressorBase):
     def stats(self) -> Stats:
         """Return bytes and times of this rank so far, over all optimizers that use this compressor."""
         states = [state for session in self._sessions() for state in session.states()]
-        chosen = ", ".join(dict.fromkeys(race.candidates[race.choice].spec for race in self._races().values()))
+        chosen = ", ".join(dict.fromkeys(race.candidates[race.choice].spec for race in self.races().values()))
         return self._meter.read(waits=not self._linear)._replace(vnmse=vnmse(states), chosen=chosen)
 
     def report(self, path: str | Path) -> None:
@@ -200,9 +200,10 @@ class ReducingCompressor(SaveLoadMixin, CompressorBase):
         """
         if not isinstance(self.method, Auto):
             raise UnsupportedError(f"compression.report is for auto: {self.method} is the same in each step")
-        write(path, self._races())
+        write(path, self.races())
 
-    def _races(self) -> dict[str, Race]:
+    def races(self) -> dict[str, Race]:
+        """Return the race of each model or optimizer, by its label; none unless the method is ``auto``."""
         return {one.label: one.race for one in self._sessions() if one.race is not None}
 
     def state_dict(self) -> dict[str, Any]:

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from compare.files import write_images, write_text
 from docs.documents import ROOT, Block, blocks
-from docs.test_commands import MINE, STAND_INS, name_of, specs_of
+from docs.test_commands import MINE, ON_RANKS, STAND_INS, name_of, specs_of
 
 SMALL = {
     ("bench", "exchange"): ["--steps", "1", "--warmup", "1"],
     ("bench", "methods"): ["--size", "4096"],
     ("bench", "steps"): ["--steps", "1", "--warmup", "1"],
     ("compare",): ["--seeds", "1", "--epochs", "1", "--budget", "3s", "--output", "results"],
-    ("plan",): ["--size", "4096", "--turns", "1"],
+    ("advise",): ["--size", "4096", "--turns", "1"],
 }
 """Options that make a command short: the last value of an option counts."""
 
@@ -45,6 +45,13 @@ def test_commands_run(words: list[str], tmp_path: Path) -> None:
     if "--hosts" in words:
         asked += ["--hosts", "2"]
     run_command([*asked, *SMALL.get(name_of(words), [])], tmp_path)
+
+
+@pytest.mark.parametrize("words", ON_RANKS, ids=" ".join)
+def test_commands_on_ranks_run(words: list[str], tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    few = ["--params", "10K", "--compute", "0ms"]
+    subprocess.run([*launch, "-m", "hvd_compress", *words, *few], cwd=tmp_path, check=True, timeout=300)
 
 
 FEW_IMAGES = ["--images", "64", "--epochs", "1", "--bytes", "4000", "--seeds", "1"]

@@ -24,6 +24,9 @@ COMMANDS = sorted({command for command, _ in commands()})
 OURS = re.compile(r"^(?:sudo )?(?:\.venv/bin/)?hvd-compress ")
 MINE = [shlex.split(command) for command in sorted({OURS.sub("", one) for one in COMMANDS if OURS.match(one)})]
 
+BY_TORCHRUN = re.compile(r"^torchrun .* -m hvd_compress ")
+ON_RANKS = [shlex.split(BY_TORCHRUN.sub("", one)) for one in COMMANDS if BY_TORCHRUN.match(one)]
+
 STAND_INS = {
     "SPEC...": "topk:ratio=0.01",
     "FILE": "out.json",
@@ -42,7 +45,7 @@ def name_of(words: list[str]) -> tuple[str, ...]:
 def test_commands_parse() -> None:
     """Parse all options and their values. ``make commands`` runs the commands, which takes longer."""
     app: Any = typer.main.get_command(complete().app)
-    for words in MINE:
+    for words in [*MINE, *ON_RANKS]:
         command = app
         rest = [STAND_INS.get(word, word) for word in words]
         while hasattr(command, "commands") and rest and not rest[0].startswith("-"):
@@ -122,7 +125,7 @@ OTHERS = re.compile(
 
 def test_there_are_no_other_commands_but_programs_of_the_project() -> None:
     for command in COMMANDS:
-        if not OTHERS.fullmatch(command):
+        if not (OTHERS.fullmatch(command) or BY_TORCHRUN.match(command)):
             python, program, *rest = shlex.split(command.removeprefix("sudo "))
             if python == "torchrun":
                 python, program = "python", next(word for word in rest if word.endswith(".py"))

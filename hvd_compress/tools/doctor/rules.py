@@ -235,7 +235,7 @@ def nodes(facts: Facts) -> Iterator[Finding]:
     if gpus > 1:
         found = (
             f"{gpus} GPUs on this one; if a slower network joins several such nodes, hierarchical=on sums within a node"
-            f" and compresses between them: hvd-compress plan --ranks-per-host {gpus} predicts whether it pays"
+            f" and compresses between them: hvd-compress advise --ranks-per-node {gpus} predicts whether it pays"
         )
         yield Finding("note", "Nodes", found)
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from hvd_compress.core.method import check_range
-from hvd_compress.engine.spec import nearest, unknown
+from hvd_compress.engine.spec import unknown
 from hvd_compress.errors import SpecError, required
 from hvd_compress.lab import Setting, Training
+from hvd_compress.tools.own_code import own_function
 
 Builder = Callable[[Setting], Training]
 
@@ -69,30 +67,7 @@ def find(name: str, framework: str) -> Builder:
 
 
 def _of_user(name: str) -> Builder:
-    place, _, function = name.rpartition(":")
-    file = Path(place).resolve() if place.endswith(".py") else None
-    module, folder = (file.stem, str(file.parent)) if file else (place, os.getcwd())
-    if not all(part.isidentifier() for part in [*module.split("."), function]):
-        raise SpecError(
-            f"task={name!r} is not allowed: a task of your own is file.py:function or module:function, such as"
-            " my_task.py:build"
-        )
-    if file and not file.is_file():
-        raise SpecError(f"the task {name!r} cannot be imported: there is no file {file}")
-    if not {"", folder} & set(sys.path) or file:
-        sys.path.insert(0, folder)  # as for `python -m` and `python FILE`; a console script does not have it
-    try:
-        imported = importlib.import_module(module)
-    except ImportError as error:
-        missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
-        wrong = f"there is no module {error.name!r} in {folder} or on Python's path" if missing else f"{error}"
-        raise SpecError(f"the task {name!r} cannot be imported: {wrong}") from error
-    if file and imported.__file__ != str(file):
-        raise SpecError(f"the task {name!r} cannot be imported: there is another module {module!r}; rename the file")
-    known = [key for key, value in vars(imported).items() if callable(value) and not key.startswith("_")]
-    if function not in known:
-        raise SpecError(f"the module {module!r} has no function {function!r}{nearest(function, known)}")
-    return functools.partial(_checked, name, _function(imported, function))
+    return functools.partial(_checked, name, own_function("task", name))
 
 
 def _function(module: Any, name: str) -> Builder:

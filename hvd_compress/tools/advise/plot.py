@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvd_compress.errors import SpecError
+from hvd_compress.tools.advise.curves import Curve
+from hvd_compress.tools.advise.model import Setup
+from hvd_compress.tools.advise.validated import RANGE
 from hvd_compress.tools.drawing import BASELINES, COLOURS, blank
-from hvd_compress.tools.plan.curves import Curve
-from hvd_compress.tools.plan.model import Setup
-from hvd_compress.tools.plan.validated import RANGE
 from hvd_compress.tools.units import write_count, write_rate, write_time
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def figure(by_ranks: Sequence[Curve], by_bandwidth: Sequence[Curve], setup: Setu
 
 
 def _title(setup: Setup) -> str:
-    hosts = f", {setup.ranks_per_host} ranks on a host" if setup.ranks_per_host > 1 else ""
+    hosts = f", {setup.ranks_per_node} ranks on a host" if setup.ranks_per_node > 1 else ""
     facts = f"{write_count(setup.params)} parameters, {write_time(setup.compute)} of compute{hosts}"
     marks = f"broad line: {setup.ranks:,} ranks, {write_rate(setup.rate)}; dashes: by allgather"
     return f"Predicted: {facts} ({marks})\nValidated: {RANGE}"

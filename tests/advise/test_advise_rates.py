@@ -16,10 +16,10 @@ from hvd_compress.core.collectives import State, World
 from hvd_compress.engine.spec import parse
 from hvd_compress.errors import SpecError
 from hvd_compress.methods import REGISTRY
+from hvd_compress.tools.advise import rates
+from hvd_compress.tools.advise.rates import RANKS, Rate, Rates, measure, read, time_method
 from hvd_compress.tools.bench.local.command import bench
 from hvd_compress.tools.bench.local.methods import timed_steps
-from hvd_compress.tools.plan import rates
-from hvd_compress.tools.plan.rates import RANKS, Rate, Rates, measure, read, time_method
 from hvd_compress.transport.lockstep import lockstep
 
 SIZE = 1000

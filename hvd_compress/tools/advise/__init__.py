@@ -11,6 +11,6 @@ With n ranks, each on a link of B bits a second, a step of a method takes::
 
 ``compute`` is what the user has measured. ``encode`` and ``decode`` are measured on this CPU; a GPU is assumed
 to need as many passes over its memory. The bytes on the wire are counted in one exchange of the method itself, see
-`hvd_compress.tools.bench.traffic`. The rest are `hvd_compress.tools.plan.constants`. docs/planning.md has the formulas
+`hvd_compress.tools.bench.traffic`. The rest are `hvd_compress.tools.advise.constants`. docs/advise.md has the formulas
 and their limits.
 """

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from advise_validation import tables
+from advise_validation.__main__ import app
+from advise_validation.campaign import METHODS, Campaign, Cell, Measured, compare, score, setup_of
+from advise_validation.fitting import FREE, fit
 from hvd_compress.engine.spec import parse
 from hvd_compress.errors import SpecError
-from hvd_compress.tools.plan.constants import Constants
-from hvd_compress.tools.plan.model import predict
-from hvd_compress.tools.plan.rates import Rate, Rates
+from hvd_compress.tools.advise.constants import Constants
+from hvd_compress.tools.advise.model import predict
+from hvd_compress.tools.advise.rates import Rate, Rates
 from hvd_compress.tools.terminal import write_json
-from plan_validation import tables
-from plan_validation.__main__ import app
-from plan_validation.campaign import METHODS, Campaign, Cell, Measured, compare, score, setup_of
-from plan_validation.fitting import FREE, fit
 
 RUNNER = CliRunner(env={"COLUMNS": "120", "NO_COLOR": "1"})
 
@@ -92,7 +92,7 @@ def test_measurements_travel_as_files(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"mixed.json' cannot be read"):
         Campaign.read(tmp_path / "mixed.json")
     (tmp_path / "other.json").write_text('{"machine": ""}')
-    with pytest.raises(SpecError, match=r"other.json' cannot be read .*plan_validation --json"):
+    with pytest.raises(SpecError, match=r"other.json' cannot be read .*advise_validation --json"):
         Campaign.read(tmp_path / "other.json")
 
 

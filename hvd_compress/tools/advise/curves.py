@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from hvd_compress.errors import UnsupportedError
+from hvd_compress.tools.advise.constants import Constants
+from hvd_compress.tools.advise.model import Setup, matrix_side, predict
+from hvd_compress.tools.advise.rates import Rates
 from hvd_compress.tools.bench.distributed.results import BASELINES
 from hvd_compress.tools.bench.traffic import grows, sent
-from hvd_compress.tools.plan.constants import Constants
-from hvd_compress.tools.plan.model import Setup, matrix_side, predict
-from hvd_compress.tools.plan.rates import Rates
 
 RANKS = tuple(2**power for power in range(1, 11))
 """2 ... 1,024."""
@@ -40,8 +40,8 @@ def over_ranks(
     progress: Callable[[str], None] = lambda what: None,
 ) -> list[Curve]:
     """Predict with more and fewer ranks, each of which computes as long as ever."""
-    hosts = (setup.ranks_per_host * number for number in (1, *RANKS))  # whole hosts, or a part of one
-    some = (number for number in RANKS if number < setup.ranks_per_host)
+    hosts = (setup.ranks_per_node * number for number in (1, *RANKS))  # whole hosts, or a part of one
+    some = (number for number in RANKS if number < setup.ranks_per_node)
     ranks = sorted({setup.ranks, *some, *(number for number in hosts if number <= RANKS[-1])} - {1})
     curves = []
     for spec in specs:

@@ -1,8 +1,8 @@
-"""Compare predictions of ``hvd-compress plan`` with measured steps, on emulated hosts (as root).
+"""Compare predictions of ``hvd-compress advise`` with measured steps, on emulated hosts (as root).
 
 It takes 10 minutes. The machine should do nothing else meanwhile::
 
-    python tools/plan_validation --json measured.json --markdown measured.md
+    python tools/advise_validation --json measured.json --markdown measured.md
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ import typer
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
+from advise_validation import tables  # noqa: E402
+from advise_validation.campaign import FITTED, METHODS, Campaign, Cell, compare, measure_job, score  # noqa: E402
+from advise_validation.fitting import FREE, fit  # noqa: E402
 from hvd_compress.errors import SpecError  # noqa: E402
+from hvd_compress.tools.advise import rates  # noqa: E402
+from hvd_compress.tools.advise.constants import Constants, read_constants  # noqa: E402
+from hvd_compress.tools.advise.model import Framework, matrix_side  # noqa: E402
+from hvd_compress.tools.advise.rates import Rates  # noqa: E402
+from hvd_compress.tools.advise.target import read_target  # noqa: E402
+from hvd_compress.tools.advise.validated import HOSTS, LINKS  # noqa: E402
 from hvd_compress.tools.bench.distributed.shapes import WIDTH  # noqa: E402
 from hvd_compress.tools.bench.jobs import read_link  # noqa: E402
 from hvd_compress.tools.bench.machine import Machine  # noqa: E402
-from hvd_compress.tools.plan import rates  # noqa: E402
-from hvd_compress.tools.plan.constants import Constants, read_constants  # noqa: E402
-from hvd_compress.tools.plan.model import Framework, matrix_side  # noqa: E402
-from hvd_compress.tools.plan.rates import Rates  # noqa: E402
-from hvd_compress.tools.plan.target import read_target  # noqa: E402
-from hvd_compress.tools.plan.validated import HOSTS, LINKS  # noqa: E402
 from hvd_compress.tools.terminal import (  # noqa: E402
     STDOUT,
     ToJson,
@@ -39,9 +42,6 @@ from hvd_compress.tools.terminal import (  # noqa: E402
     writable,
     write_json,
 )
-from plan_validation import tables  # noqa: E402
-from plan_validation.campaign import FITTED, METHODS, Campaign, Cell, compare, measure_job, score  # noqa: E402
-from plan_validation.fitting import FREE, fit  # noqa: E402
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -63,7 +63,7 @@ def main(
     ] = None,
     fitted: Annotated[bool, typer.Option("--fit", help="First fit the constants, to 2 and 8 hosts alone.")] = False,
     constant: Annotated[
-        list[str] | None, typer.Option("--constant", metavar="NAME=VALUE", help="See docs/planning.md; repeatable.")
+        list[str] | None, typer.Option("--constant", metavar="NAME=VALUE", help="See docs/advise.md; repeatable.")
     ] = None,
     as_json: ToJson = None,
     to_markdown: Annotated[

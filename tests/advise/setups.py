@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvd_compress.tools.plan.constants import Constants
-from hvd_compress.tools.plan.model import Prediction, Setup, predict
-from hvd_compress.tools.plan.rates import Rate, Rates
+from hvd_compress.tools.advise.constants import Constants
+from hvd_compress.tools.advise.model import Prediction, Setup, predict
+from hvd_compress.tools.advise.rates import Rate, Rates
 
 TOPK, TOPKC, QSGD, POWERSGD = "topk:ratio=0.01", "topkc:ratio=0.01", "qsgd", "powersgd:rank=4"
 GATHERED, REDUCED = (TOPK, QSGD), (TOPKC, POWERSGD)
@@ -15,7 +15,7 @@ SPECS = ("none", "fp16", *GATHERED, *REDUCED)
 SIDE = 256
 """Of matrices; small, so that exchanges are quick to count."""
 
-JOB = Setup(params=8_000_000, ranks=8, rate=1e9, compute=0.1, side=SIDE)
+JOB = Setup(params=8_000_000, ranks=8, rate=1e9, compute=0.1, side=SIDE, framework="horovod")
 
 FREE = Constants(efficiency=1.0, byte=0.0, half=0.0, hop=0.0, cycle=0.0, coding=1.0, overlap=0.0)
 """Horovod costs nothing, and hides nothing."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from advise_validation.campaign import GOOD, Cell, Score
 from hvd_compress.tools import tables
 from hvd_compress.tools.tables import Grid
 from hvd_compress.tools.units import size
-from plan_validation.campaign import GOOD, Cell, Score
 
 
 def errors(cells: Sequence[Cell]) -> Grid:

@@ -1,4 +1,4 @@
-"""The step time of a method; the formulas are explained in docs/planning.md."""
+"""The step time of a method; the formulas are explained in docs/advise.md."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Literal, NamedTuple
 
 from hvd_compress.core.method import check_range
 from hvd_compress.engine.spec import parse
+from hvd_compress.tools.advise.constants import Constants
+from hvd_compress.tools.advise.gpus import host_seconds
+from hvd_compress.tools.advise.rates import Rates
 from hvd_compress.tools.bench.distributed.results import BASELINES
 from hvd_compress.tools.bench.traffic import Message, sent
-from hvd_compress.tools.plan.constants import Constants
-from hvd_compress.tools.plan.rates import Rates
 
 _FLOAT = 4
 """Bytes."""
@@ -30,12 +31,13 @@ class Setup(NamedTuple):
         compute: Seconds of a step without any exchange, under the conditions of the job.
         latency: Seconds from one host to another.
         merge: Buckets that gradients are merged into before they are compressed.
-        ranks_per_host: Ranks that share a host's link; as many on every host.
+        ranks_per_node: Ranks that share a host's link; as many on every host.
         cores_per_rank: Below 1, ranks share cores, and all that their processors do takes longer.
         side: Rows and columns of the model's matrices, which matter to low-rank methods.
         vectors: The share of the parameters in vectors, as biases, which are not compressed.
         tree: Whether small messages go along trees, as with NCCL, and not round a ring, as with Gloo.
         framework: What exchanges gradients.
+        tensors: The number of gradients; 0 for that of matrices of that side.
     """
 
     params: int
@@ -44,12 +46,23 @@ class Setup(NamedTuple):
     compute: float
     latency: float = 50e-6
     merge: int = 2
-    ranks_per_host: int = 1
+    ranks_per_node: int = 1
     cores_per_rank: float = 1.0
     side: int = 1024
     vectors: float = 0.001
     tree: bool = False
-    framework: Framework = "horovod"
+    framework: Framework = "ddp"
+    tensors: int = 0
+
+    @property
+    def gradients(self) -> int:
+        """Number of gradients."""
+        return self.tensors or math.ceil(self.params / matrix_side(self.params, self.side) ** 2)
+
+    @property
+    def ddp_buckets(self) -> int:
+        """Buckets of DistributedDataParallel without compression: one of 1 MB, and others of 25 MB."""
+        return 1 + math.ceil(max(_FLOAT * self.params - 2**20, 0) / (25 * 2**20))
 
     def check(self) -> None:
         """Refuse numbers that cannot be.
@@ -64,10 +77,7 @@ class Setup(NamedTuple):
             "compute": (0 < self.compute < math.inf, "above 0"),
             "latency": (0 <= self.latency < math.inf, "at least 0"),
             "merge": (self.merge >= 1, "a number of buckets, at least 1"),
-            "ranks_per_host": (
-                self.ranks_per_host >= 1 and self.ranks % self.ranks_per_host == 0,
-                f"a whole number of at least 1 that divides ranks={self.ranks}, as hosts have equally many",
-            ),
+            "ranks_per_node": (self.ranks_per_node >= 1, "a whole number of at least 1"),
             "cores_per_rank": (0 < self.cores_per_rank < math.inf, "above 0; below 1 where ranks share cores"),
             "side": (16 <= self.side <= 4096, "in 16 .. 4096"),
             "vectors": (0 <= self.vectors < 1, "a share of the parameters, at least 0 and below 1"),
@@ -87,7 +97,7 @@ class Prediction(NamedTuple):
     Attributes:
         spec: The method.
         compute: Computing alone.
-        encode: Compressing.
+        encode: Compressing, with the launches of kernels on a GPU.
         decode: Decompressing, and writing the means over the gradients.
         link: What the bytes take at the link's bandwidth, or between the GPUs of a host where that is slower.
         host: What they take on the host: sending, receiving and adding up.
@@ -128,16 +138,23 @@ def predict(spec: str, setup: Setup, rates: Rates, constants: Constants) -> Pred
     slow = max(1.0, 1.0 / setup.cores_per_rank)
     sending = _sending(spec, setup)
     encode, decode = _coding(spec, sending[0], setup, rates)
-    wire = sum(one.parameters * one.message.wire(setup.ranks, setup.ranks_per_host) for one in sending)
+    wire = sum(one.parameters * one.message.wire(setup.ranks, setup.ranks_per_node) for one in sending)
     link = sum(_link(one, setup, constants) for one in sending)
     own = linear and setup.framework == "horovod"
     host = sum(_work(one, setup, constants) for one in sending) * (_slow_if_it_spins(slow) if own else slow)
     rounds = sum(_round(one.message, setup, constants, slow) for one in sending if one.waits)
     exchange = link + host + rounds
     window = constants.overlap * constants.backward * setup.compute / slow
-    hidden = min(exchange, window) * (1 if own else 1 - 1 / setup.merge)
+    buckets = setup.ddp_buckets if linear else setup.merge
+    hidden = min(exchange, window) * (1 if own else 1 - 1 / buckets)
     coding = slow * (1.0 if linear else constants.coding)
-    return Prediction(spec, setup.compute, coding * encode, coding * decode, link, host, rounds, exchange, hidden, wire)
+    encode, decode = coding * encode + _launches(spec, setup, constants), coding * decode
+    return Prediction(spec, setup.compute, encode, decode, link, host, rounds, exchange, hidden, wire)
+
+
+def _launches(spec: str, setup: Setup, constants: Constants) -> float:
+    """Return the seconds in which a host launches the kernels of a method."""
+    return constants.launch * setup.gradients * host_seconds(spec.partition(":")[0])
 
 
 class _Sent(NamedTuple):
@@ -151,7 +168,7 @@ class _Sent(NamedTuple):
 def _sending(spec: str, setup: Setup) -> list[_Sent]:
     """Return all collectives: those of the method, and one for the vectors, which it leaves uncompressed."""
     side = matrix_side(setup.params, setup.side)
-    asked = sent(spec, max(2, setup.ranks), side, setup.ranks_per_host if parse(spec).hierarchical else 1)
+    asked = sent(spec, max(2, setup.ranks), side, setup.ranks_per_node if parse(spec).hierarchical else 1)
     if parse(spec).linear:
         return [_Sent(message, setup.params) for message in asked]
     vectors = setup.vectors * setup.params
@@ -167,22 +184,22 @@ def _coding(spec: str, first: _Sent, setup: Setup, rates: Rates) -> tuple[float,
     if parse(spec).linear:
         cast = rates.copy * (_FLOAT + first.message.bytes) / (2 * _FLOAT) if first.message.bytes < _FLOAT else 0.0
         return first.parameters * cast, first.parameters * cast
-    rate, parts = rates.methods[spec], setup.ranks_per_host if parse(spec).hierarchical else 1
+    rate, parts = rates.methods[spec], setup.ranks_per_node if parse(spec).hierarchical else 1
     own = first.parameters / parts
     return own * rate.encode, own * rate.decoding(setup.ranks // parts) + first.parameters * rates.copy
 
 
 def _link(sending: _Sent, setup: Setup, constants: Constants) -> float:
     """Return the seconds at the slower one of a host's link and the bus inside it; data goes through both at once."""
-    between = 8 * sending.message.wire(setup.ranks, setup.ranks_per_host) / (setup.rate * constants.efficiency)
-    return sending.parameters * max(between, sending.message.sends(setup.ranks, setup.ranks_per_host) * constants.bus)
+    between = 8 * sending.message.wire(setup.ranks, setup.ranks_per_node) / (setup.rate * constants.efficiency)
+    return sending.parameters * max(between, sending.message.sends(setup.ranks, setup.ranks_per_node) * constants.bus)
 
 
 def _work(sending: _Sent, setup: Setup, constants: Constants) -> float:
     """Return the seconds of a core for sending, receiving and adding up."""
     message = sending.message
-    members = message.members(setup.ranks, setup.ranks_per_host)
-    bytes_sent, halves = message.sends(setup.ranks, setup.ranks_per_host), message.halves * (members - 1) / members
+    members = message.members(setup.ranks, setup.ranks_per_node)
+    bytes_sent, halves = message.sends(setup.ranks, setup.ranks_per_node), message.halves * (members - 1) / members
     return sending.parameters * (bytes_sent * constants.byte + halves * constants.half)
 
 
@@ -210,8 +227,8 @@ def _hops(message: Message, setup: Setup) -> tuple[float, float]:
 
     Along trees, as NCCL has them for sums, hosts are far apart only near the root.
     """
-    hosts = 1 if message.scope == "node" else math.ceil(setup.ranks / setup.ranks_per_host)
-    members = message.members(setup.ranks, setup.ranks_per_host)
+    hosts = 1 if message.scope == "node" else math.ceil(setup.ranks / setup.ranks_per_node)
+    members = message.members(setup.ranks, setup.ranks_per_node)
     twice = 2 if message.kind == "AllReduce" else 1
     if setup.tree and message.kind in ("AllReduce", "Broadcast"):
         return twice * math.ceil(math.log2(members)), twice * math.ceil(math.log2(hosts))

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 
-from hvd_compress.tools.plan.constants import SHARES, Constants
-from hvd_compress.tools.plan.rates import Rates
-from plan_validation.campaign import Measured, compare
+from advise_validation.campaign import Measured, compare
+from hvd_compress.tools.advise.constants import SHARES, Constants
+from hvd_compress.tools.advise.rates import Rates
 
 FREE = ("byte", "half", "cycle", "coding")
 """The constants to fit. The others are known better from elsewhere, or do not show where cores are shared."""

@@ -13,7 +13,7 @@ from hvd_compress.errors import SpecError
 class Constants(NamedTuple):
     """Constants of a framework, its backend and the machines, in SI units; the same for all methods.
 
-    The defaults, of Horovod with Gloo, were fitted to whole steps on emulated hosts, see docs/planning.md. None of them
+    The defaults, of Horovod with Gloo, were fitted to whole steps on emulated hosts, see docs/advise.md. None of them
     belongs to a method.
 
     Attributes:
@@ -31,6 +31,7 @@ class Constants(NamedTuple):
         overlap: The share of the backward pass in which communication gets on.
         memory: Seconds for each byte that a GPU reads from its memory or writes there; 0 without GPUs.
         bus: Seconds for each byte that a GPU sends to another one on its host; 0 without GPUs.
+        launch: Time to launch the kernels of a method, relative to that on the host of an H200; 0 without GPUs.
     """
 
     efficiency: float = 0.944
@@ -43,24 +44,23 @@ class Constants(NamedTuple):
     overlap: float = 0.5
     memory: float = 0.0
     bus: float = 0.0
+    launch: float = 0.0
 
 
 BACKENDS = {
     "gloo": Constants(),
     # Horovod sums float16 for MPI by vector instructions. Assumed, not measured.
     "mpi": Constants(half=1e-9),
-    # Adapters and GPUs do the work, there is a float16 in hardware, and kernels compute while others communicate: those
-    # of an A100, with NVLink. Assumed, not measured.
-    "nccl": Constants(
-        byte=0.0, half=0.0, hop=10e-6, cycle=2e-3, coding=1.0, overlap=0.9, memory=1 / 1.5e12, bus=1 / 200e9
-    ),
+    # Adapters and GPUs do the work, there is a float16 in hardware, and kernels compute while others communicate.
+    # Assumed, not measured.
+    "nccl": Constants(byte=0.0, half=0.0, hop=10e-6, cycle=2e-3, coding=1.0, overlap=0.9, launch=1.0),
 }
 """The constants of Horovod's communication backends; those of NCCL are taken for DistributedDataParallel, too."""
 
 DDP_GLOO = Constants(byte=0.3e-9, half=1.3e-9, cycle=5e-3)
 """The constants of DistributedDataParallel with Gloo, which sums float16 by vector instructions."""
 
-GPU_ONLY = ("memory", "bus")
+GPU_ONLY = ("memory", "bus", "launch")
 """Constants that only machines with GPUs have."""
 
 SHARES = ("efficiency", "backward", "overlap")

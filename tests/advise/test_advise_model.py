@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plan.setups import FREE, GATHERED, JOB, QUICK, REDUCED, SIDE, SLOW, SPECS, TOPK, TOPKC, made, rates
+from advise.setups import FREE, GATHERED, JOB, QUICK, REDUCED, SIDE, SLOW, SPECS, TOPK, TOPKC, made, rates
 
 from hvd_compress import LocalWorld
 from hvd_compress.errors import SpecError, UnsupportedError
-from hvd_compress.tools.plan.constants import BACKENDS, Constants, read_constants
-from hvd_compress.tools.plan.model import Prediction, baseline, predict
+from hvd_compress.tools.advise.constants import BACKENDS, Constants, read_constants
+from hvd_compress.tools.advise.model import Prediction, baseline, predict
 
 MANY = (1, 2, 3, 4, 8, 16, 64, 256)
 
@@ -70,7 +70,7 @@ def test_a_perfect_network_takes_nothing(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_single_host_has_no_link(spec: str) -> None:
-    one = made(spec, ranks_per_host=8)
+    one = made(spec, ranks_per_node=8)
     assert one.wire == one.link == 0 < one.host
     assert one.rounds == made(spec, latency=0.0).rounds
 
@@ -151,7 +151,7 @@ def test_trees_have_fewer_hops() -> None:
     for spec, messages in ((TOPK, [14 + 7, 6 + 7]), ("none", [14 + 14, 6 + 6])):
         job = JOB._replace(merge=1, vectors=0.0, latency=0.0)
         assert [predict(spec, job._replace(tree=tree), QUICK, constants).rounds for tree in (False, True)] == messages
-    job = JOB._replace(ranks_per_host=4, latency=1.0, tree=True)
+    job = JOB._replace(ranks_per_node=4, latency=1.0, tree=True)
     assert predict("none", job, QUICK, FREE).rounds == 2 * 2, "of the 3 levels of a tree, one is between hosts"
 
 
@@ -161,17 +161,20 @@ def test_ddp_agrees_on_nothing_and_has_buckets_of_its_own() -> None:
     for spec, messages in ((TOPK, 7), ("none", 14)):
         assert predict(spec, job, QUICK, FREE._replace(hop=1.0)).rounds == messages
     hides = FREE._replace(overlap=1.0)
-    assert predict("none", job, QUICK, hides).hidden == 0 < predict("none", job._replace(merge=2), QUICK, hides).hidden
+    assert job.ddp_buckets == 3, "of 1, 25 and 5 MB"
+    window = hides.backward * job.compute
+    assert predict("none", job, QUICK, hides).hidden == pytest.approx((1 - 1 / 3) * window)
+    assert predict(TOPK, job, QUICK, hides).hidden == 0 < predict(TOPK, job._replace(merge=2), QUICK, hides).hidden
     assert made("none", cores_per_rank=0.25, framework="ddp").host == 4 * made("none", framework="ddp").host
 
 
 def test_inside_a_host_the_bus_may_be_slower_than_the_link() -> None:
     """In a ring, each rank sends what its host sends, so that the slower one of both counts."""
-    job = JOB._replace(ranks=8, ranks_per_host=4, rate=8e9, latency=0.0)
+    job = JOB._replace(ranks=8, ranks_per_node=4, rate=8e9, latency=0.0)
     sent = 4 * job.params * 2 * 7 / 8
     for bus, seconds in ((0.5e-9, sent / 1e9), (4e-9, sent * 4e-9)):
         assert predict("none", job, QUICK, FREE._replace(bus=bus)).link == pytest.approx(seconds)
-    alone = job._replace(ranks_per_host=8)
+    alone = job._replace(ranks_per_node=8)
     assert predict("none", alone, QUICK, FREE._replace(bus=4e-9)).link == pytest.approx(sent * 4e-9), "no link at all"
     assert predict("none", alone, QUICK, FREE._replace(bus=4e-9)).wire == 0
 
@@ -189,7 +192,7 @@ def test_the_baseline_is_the_better_of_none_and_fp16() -> None:
 def test_only_hops_between_hosts_have_latency() -> None:
     job = JOB._replace(merge=1, vectors=0.0, latency=1.0)
     assert predict(TOPK, job, QUICK, FREE).rounds == 21
-    assert predict(TOPK, job._replace(ranks_per_host=4), QUICK, FREE).rounds == 21 * 2 / 8
+    assert predict(TOPK, job._replace(ranks_per_node=4), QUICK, FREE).rounds == 21 * 2 / 8
 
 
 def test_methods_that_cannot_be_used_with_so_many() -> None:
@@ -200,7 +203,7 @@ def test_methods_that_cannot_be_used_with_so_many() -> None:
 
 def test_jobs_that_cannot_be() -> None:
     given: list[dict[str, Any]] = [
-        *({"ranks": 0}, {"merge": 0}, {"ranks_per_host": 0}, {"ranks_per_host": 3}, {"ranks_per_host": 16}),
+        *({"ranks": 0}, {"merge": 0}, {"ranks_per_node": 0}),
         *({"cores_per_rank": 0.0}, {"side": 4}, {"vectors": 1.0}, {"compute": math.inf}, {"latency": -1.0}),
         *({"rate": 0.0}, {"params": 0}),
     ]

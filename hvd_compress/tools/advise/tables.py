@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hvd_compress.tools.plan.model import Prediction, Setup, baseline
+from hvd_compress.tools.advise.model import Prediction, Setup, baseline
 from hvd_compress.tools.tables import Grid
 from hvd_compress.tools.units import number, size, write_count, write_rate, write_time
 

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hvd_compress.tools.advise.constants import Constants
+from hvd_compress.tools.advise.curves import Curve, crossing, gain
+from hvd_compress.tools.advise.model import Prediction, Setup, baseline
+from hvd_compress.tools.advise.rates import Rates
+from hvd_compress.tools.advise.validated import RANGE, RANKS, RATES
 from hvd_compress.tools.bench.distributed.results import BASELINES
-from hvd_compress.tools.plan.constants import Constants
-from hvd_compress.tools.plan.curves import Curve, crossing, gain
-from hvd_compress.tools.plan.model import Prediction, Setup, baseline
-from hvd_compress.tools.plan.rates import Rates
-from hvd_compress.tools.plan.validated import RANGE, RANKS, RATES
 from hvd_compress.tools.units import write_rate, write_time
 
-PAYS, SURE = 1.05, 1.2
-"""Least gain of a method that pays, and of one that pays even if the model is wrong by its 20 %."""
+PAYS, SURE, FAR = 1.05, 1.2, 1.5
+"""Least gain of a method that pays, of one that pays even if the model is wrong by its 20%, and of one that pays even
+outside of the validated range, where it may be wrong by more."""
 
 
-ACCURACY = "This does not consider accuracy: hvd-compress compare measures the time to an accuracy."
-
-
-def no_verdict(beyond: Sequence[str]) -> str:
-    """Return why there is no verdict on a job outside the validated range."""
+def caution(beyond: Sequence[str]) -> str:
+    """Return a sentence on a job outside the validated range."""
     return (
-        f"No verdict: outside the validated range ({RANGE}), with {', '.join(beyond)}. Measure on your machines:"
-        " hvd-compress compare --on server1:4,server2:4 --ranks 8."
+        f"Modelled, not measured: the model was compared with measurements for {RANGE}, and this job has"
+        f" {', '.join(beyond)}."
     )
 
 
-def verdict(found: Sequence[Prediction]) -> str:
-    """Return the method to take, and why."""
+def verdict(found: Sequence[Prediction], sure: float = SURE) -> str:
+    """Return the method to take, and why.
+
+    Args:
+        found: The predictions.
+        sure: Gain from which the model is trusted: `SURE` or `FAR`.
+    """
     base = baseline(found)
     where = (
         f"with {base.spec}, a step of {write_time(base.step)} spends {write_time(base.exchange - base.hidden)} on the"
@@ -45,9 +48,26 @@ def verdict(found: Sequence[Prediction]) -> str:
             " compress, exchange and decompress."
         )
     takes = f"a step takes {write_time(best.step)}, {base.step / best.step:.2g} times as fast as with {base.spec}"
-    if base.step / best.step < SURE:
+    if base.step / best.step < sure:
         return f"{best.spec} may pay: {takes}, which is within the error of the model; measure before you decide."
-    return f"{best.spec} has the fastest step: {takes}; {where}. {ACCURACY}"
+    return f"{best.spec} has the fastest step: {takes}; {where}."
+
+
+def accuracy(optimizer: str) -> str:
+    """Return what the answer knows of accuracy.
+
+    Args:
+        optimizer: The optimizer with which all candidates keep the loss; "" if the user named the candidates.
+    """
+    if optimizer:
+        return f"The candidates kept the loss with {optimizer} in our trainings: docs/methods.md, With AdamW."
+    return "This does not consider accuracy: hvd-compress compare measures the time to an accuracy."
+
+
+def choice(found: Sequence[Prediction]) -> str:
+    """Return the spec of the fastest step, or of the better of none and fp16 if none is faster by enough to pay."""
+    base, best = baseline(found), min(found, key=lambda one: one.step)
+    return best.spec if base.step / best.step >= PAYS else base.spec
 
 
 def _rivals(found: Sequence[Prediction]) -> list[Prediction]:

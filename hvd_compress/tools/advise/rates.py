@@ -62,6 +62,10 @@ class Rates(NamedTuple):
         return cls(facts["copy"], {spec: Rate(**rate) for spec, rate in facts["methods"].items()})
 
 
+NO_RATES = Rates(1.0, {})
+"""Those of no method."""
+
+
 def measure(
     specs: Sequence[str], size: int, side: int, turns: int, progress: Callable[[str], None] = lambda what: None
 ) -> Rates:
@@ -119,8 +123,8 @@ def read(paths: Sequence[Path], specs: Sequence[str]) -> Rates:
     """Take rates from files.
 
     Args:
-        paths: One that ``hvd-compress plan --json`` has written; or some of ``hvd-compress bench methods --json``, with
-            at least two numbers of ranks in all.
+        paths: One that ``hvd-compress advise --json`` has written; or some of ``hvd-compress bench methods --json``,
+            with at least two numbers of ranks in all.
         specs: What must be in them.
 
     Raises:
@@ -140,7 +144,7 @@ def read(paths: Sequence[Path], specs: Sequence[str]) -> Rates:
                 raise
             raise SpecError(
                 f"rates={str(path)!r} cannot be read ({type(error).__name__}: {error}); it must be a file that"
-                " 'hvd-compress plan --json FILE' or 'hvd-compress bench methods SPEC... --json FILE' has written"
+                " 'hvd-compress advise --json FILE' or 'hvd-compress bench methods SPEC... --json FILE' has written"
             ) from None
     for spec in specs:
         if not parse(spec).linear and len({one.ranks for one in found.get(spec, [])}) < len(RANKS):

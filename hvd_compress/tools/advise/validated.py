@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hvd_compress.tools.plan.model import Setup
-from hvd_compress.tools.plan.target import BACKEND_NAMES, Target
+from hvd_compress.tools.advise.model import Setup
+from hvd_compress.tools.advise.target import BACKEND_NAMES, Target
 from hvd_compress.tools.units import counted, read_rate, write_rate
 
 HOSTS, LINKS = (2, 4, 8), ("100mbit", "300mbit", "1gbit")
@@ -19,16 +19,16 @@ RANGE = (
     f"CPUs with Gloo, {RANKS[0]} to {RANKS[1]} ranks, one on each host, {write_rate(min(RATES))} to"
     f" {write_rate(max(RATES))}, at least {CORES / RANKS[1]:g} of a core for each rank"
 )
-"""The validated range in words: a verdict is given there, and nowhere else."""
+"""The validated range in words."""
 
 
 def beyond(setup: Setup, target: Target) -> list[str]:
     """Return in what a job lies outside the validated range; empty if it does not."""
     outside = {
-        "GPUs": target.device == "gpu",
+        "GPUs": target.device != "cpu",
         BACKEND_NAMES[target.backend]: target.backend != "gloo",
         counted(setup.ranks, "rank"): not RANKS[0] <= setup.ranks <= RANKS[1],
-        f"{setup.ranks_per_host} ranks on each host": setup.ranks_per_host > 1,
+        f"{setup.ranks_per_node} ranks on each node": setup.ranks_per_node > 1,
         f"a rate of {write_rate(setup.rate)}": not min(RATES) <= setup.rate <= max(RATES),
         f"{setup.cores_per_rank:g} of a core for each rank": setup.cores_per_rank < CORES / RANKS[1],
     }

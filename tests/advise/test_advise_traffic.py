@@ -6,17 +6,17 @@ import itertools
 
 import numpy as np
 import pytest
+from advise.setups import GATHERED, REDUCED
 from catalogue import one_in
-from plan.setups import GATHERED, REDUCED
 
 from hvd_compress import LocalWorld, parse
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import World
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.methods import REGISTRY
+from hvd_compress.tools.advise.model import matrix_side
 from hvd_compress.tools.bench import traffic as counted
 from hvd_compress.tools.bench.traffic import RMS, SEED, Message, grows, sent
-from hvd_compress.tools.plan.model import matrix_side
 
 SIDE = 64
 

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 from hvd_compress.engine.spec import parse
 from hvd_compress.errors import SpecError
+from hvd_compress.tools.advise.constants import Constants
+from hvd_compress.tools.advise.model import Framework, Setup, predict
+from hvd_compress.tools.advise.rates import Rates
 from hvd_compress.tools.bench.distributed.results import results
 from hvd_compress.tools.bench.distributed.shapes import SHAPES, WIDTH, count
 from hvd_compress.tools.bench.distributed.task import Measured as Worker
 from hvd_compress.tools.bench.distributed.task import Task, entries, run
 from hvd_compress.tools.bench.jobs import LaunchSpec, choose_launcher
 from hvd_compress.tools.bench.machine import Machine
-from hvd_compress.tools.plan.constants import Constants
-from hvd_compress.tools.plan.model import Framework, Setup, predict
-from hvd_compress.tools.plan.rates import Rates
 from hvd_compress.tools.units import read_rate
 
 METHODS = ("none", "fp16", "topk:ratio=0.01", "topkc:ratio=0.01", "powersgd:rank=4", "efsignsgd", "qsgd")
@@ -75,7 +75,7 @@ class Campaign(NamedTuple):
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SpecError(
                 f"measured={str(path)!r} cannot be read ({type(error).__name__}: {error}); it must be a file that"
-                " 'python tools/plan_validation --json FILE' has written"
+                " 'python tools/advise_validation --json FILE' has written"
             ) from None
 
 

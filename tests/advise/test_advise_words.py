@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
-from plan.setups import GATHERED, JOB, QUICK, REDUCED, SLOW, SPECS, TOPK, rates
+from advise.setups import GATHERED, JOB, QUICK, REDUCED, SLOW, SPECS, TOPK, rates
 
-from hvd_compress.tools.plan.constants import BACKENDS, Constants
-from hvd_compress.tools.plan.curves import BANDWIDTHS, RANKS, Curve, crossing, gain, over_bandwidths, over_ranks
-from hvd_compress.tools.plan.model import Prediction, Setup, predict
-from hvd_compress.tools.plan.rates import Rates
-from hvd_compress.tools.plan.words import SURE, outlook, verdict
+from hvd_compress.tools.advise.constants import BACKENDS, Constants
+from hvd_compress.tools.advise.curves import BANDWIDTHS, RANKS, Curve, crossing, gain, over_bandwidths, over_ranks
+from hvd_compress.tools.advise.model import Prediction, Setup, predict
+from hvd_compress.tools.advise.rates import Rates
+from hvd_compress.tools.advise.words import SURE, outlook, verdict
 
 FAST = JOB._replace(ranks=4, rate=1e11)
 """A network on which fp16 waits for little."""
@@ -106,7 +106,7 @@ def test_no_crossing_without_both_kinds() -> None:
 
 
 def test_curves_over_ranks_have_whole_hosts() -> None:
-    (curve,) = over_ranks(["none"], JOB._replace(ranks=24, ranks_per_host=6), QUICK, Constants())
+    (curve,) = over_ranks(["none"], JOB._replace(ranks=24, ranks_per_node=6), QUICK, Constants())
     assert list(curve.xs) == [2, 4, 6, 12, 24, 48, 96, 192, 384, 768], "or a part of one"
 
 

@@ -1,0 +1,1 @@
+"""Compare predictions of ``hvd-compress advise`` with measured steps."""

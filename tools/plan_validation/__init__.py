@@ -1,1 +1,0 @@
-"""Compare predictions of ``hvd-compress plan`` with measured steps."""
