@@ -46,6 +46,16 @@ DRIFT = 0.2
 PATIENCE = 64
 """Maximum number of windows between comparisons that change nothing."""
 
+RECHECKS = (5, 20, 80)
+"""Windows after a comparison, and after each other, before candidates that were close are timed again: what else ran on
+the machine may have disturbed them."""
+
+CLOSE = 1.5
+"""Candidates whose steps took up to this multiple of the chosen one's are timed again."""
+
+MORE_AGAIN = 8
+"""Timed steps of each round when candidates are timed again."""
+
 MAX_ERROR = 0.1
 """Default limit of the relative squared error of methods without error feedback."""
 
@@ -223,31 +233,66 @@ class Race:
         if reference is None:
             chosen = -1
         else:
-            yield from self._watch(chosen, reference, patience)
+            yield from self._watch(chosen, reference, patience, math.inf)
         while True:
             before = chosen
             chosen = yield from self._compare(before)
             patience = 1 if chosen != before else min(2 * patience, PATIENCE)
-            yield from self._watch(chosen, None, patience)
+            chosen = yield from self._stay(chosen, patience)
 
-    def _watch(self, chosen: int, reference: Timing | None, patience: int) -> Generator[Request, Sequence[float], None]:
-        """Return when the step time has changed for good.
+    def _stay(self, chosen: int, patience: int) -> Generator[Request, Sequence[float], int]:
+        """Watch, and time close candidates again, until the step time has changed; return the number of the chosen one.
+
+        Args:
+            chosen: Number of the candidate.
+            patience: Number of windows in which no change counts.
+        """
+        for windows in (*RECHECKS, math.inf):
+            if (yield from self._watch(chosen, None, patience, windows)):
+                break
+            chosen = yield from self._recheck(chosen)
+        return chosen
+
+    def _recheck(self, chosen: int) -> Generator[Request, Sequence[float], int]:
+        """Time again the candidates that were close, and return the number of the best one."""
+        begin, elapsed, last = self.steps, self._elapsed, self.comparisons[-1]
+        limit = CLOSE * last.runners[chosen].seconds
+        runners = [
+            one._replace(times=[], verdict="" if one.seconds <= limit else one.verdict or "slower")
+            for one in last.runners
+        ]
+        if sum(not one.verdict for one in runners) < 2:
+            return chosen
+        comparison = last._replace(begin=begin, steps=0, runners=runners)
+        self.comparisons.append(comparison)
+        yield from self._turns(runners, begin, MORE_AGAIN)
+        best = self._decided(comparison, runners, chosen, elapsed)
+        if best == chosen:
+            self._told = len(self.comparisons)  # it is no news
+        return best
+
+    def _watch(
+        self, chosen: int, reference: Timing | None, patience: int, windows: float
+    ) -> Generator[Request, Sequence[float], bool]:
+        """Return True when the step time has changed for good, or False after a number of windows.
 
         Args:
             chosen: Number of the candidate.
             reference: Step time to compare with; None for that of the first window.
-            patience: Number of windows before.
+            patience: Number of windows in which no change counts.
+            windows: Number of windows after which to return.
         """
         if reference is None:
             reference = Timing.of((yield Trial(chosen, 0, WATCH)))
         self._settled, self._reference = chosen, reference
         drifted = 0
-        while drifted < 2:
+        while drifted < 2 and (windows > 1 or drifted):
             now = Timing.of((yield Trial(chosen, 0, WATCH)))
-            patience -= 1
+            patience, windows = patience - 1, windows - 1
             change = abs(now.seconds - reference.seconds)
             drifts = change > DRIFT * reference.seconds and change > 2 * (now.spread + reference.spread)
             drifted = drifted + 1 if drifts and patience < 1 else 0
+        return drifted == 2
 
     def _compare(self, before: int) -> Generator[Request, Sequence[float], int]:
         """Compare all candidates, and return the number of the best one.
@@ -271,13 +316,24 @@ class Race:
         comparison = Comparison(begin, 0, 0.0, small, rate, runners, before)
         self.comparisons.append(comparison)
         yield from self._look(runners, before, begin)
-        yield from self._turns(runners, begin)
+        yield from self._turns(runners, begin, MORE)
+        return self._decided(comparison, runners, before, elapsed)
+
+    def _decided(self, comparison: Comparison, runners: list[Runner], before: int, elapsed: float) -> int:
+        """Record the end of a comparison, and return the number of the best candidate.
+
+        Args:
+            comparison: The comparison.
+            runners: Its candidates.
+            before: Number of the candidate so far; -1 for none.
+            elapsed: Seconds of all steps before it.
+        """
         chosen = self._best(runners, before)
         for number, one in enumerate(runners):
             if not one.verdict:
                 runners[number] = one._replace(verdict="chosen" if number == chosen else "no faster")
-        spent = self._elapsed - elapsed
-        self.comparisons[-1] = comparison._replace(steps=self.steps - begin, seconds=spent, chosen=chosen)
+        steps, spent = self.steps - comparison.begin, self._elapsed - elapsed
+        self.comparisons[-1] = comparison._replace(steps=steps, seconds=spent, runners=runners, chosen=chosen)
         return chosen
 
     def _runner(self, number: int, facts: Facts, latency: float, per_byte: float) -> Runner:
@@ -325,13 +381,13 @@ class Race:
             if one.times and not one.verdict:
                 runners[number] = one._replace(verdict=_given_up(one, best))
 
-    def _turns(self, runners: list[Runner], begin: int) -> Generator[Request, Sequence[float], None]:
-        """Let those that remain take turns until one is faster by more than the noise."""
+    def _turns(self, runners: list[Runner], begin: int, steps: int) -> Generator[Request, Sequence[float], None]:
+        """Let those that remain take turns, of so many timed steps, until one is faster by more than the noise."""
         while len(left := [i for i, one in enumerate(runners) if not one.verdict]) > 1:
-            if self._router.probe - (self.steps - begin) < len(left) * (1 + MORE):
+            if self._router.probe - (self.steps - begin) < len(left) * (1 + steps):
                 return
             for number in left:
-                runners[number].times.extend((yield Trial(number, int(number != self.choice), MORE)))
+                runners[number].times.extend((yield Trial(number, int(number != self.choice), steps)))
             best = min(left, key=lambda i: runners[i].seconds)
             for number in left:
                 if Timing.of(runners[best].times).beats(Timing.of(runners[number].times)):
@@ -339,11 +395,13 @@ class Race:
 
     @staticmethod
     def _best(runners: Sequence[Runner], before: int) -> int:
-        """Return the fastest of those that remain: of equal ones the present one, else the one with the least error."""
+        """Return the fastest of those that remain: the present one unless it is beaten, else the mildest of equals."""
         left = [i for i, one in enumerate(runners) if not one.verdict]
-        best = min(runners[i].seconds for i in left)
-        equal = [i for i in left if runners[i].seconds <= (1 + GAIN) * best]
-        return before if before in equal else min(equal, key=lambda i: (runners[i].facts.error, i))
+        best = min(left, key=lambda i: runners[i].seconds)
+        if before in left and not Timing.of(runners[best].times).beats(Timing.of(runners[before].times)):
+            return before
+        equal = [i for i in left if runners[i].seconds <= (1 + GAIN) * runners[best].seconds]
+        return min(equal, key=lambda i: (runners[i].facts.error, i))
 
     def news(self) -> str:
         """Summarise the last comparison in one line, once; "" if there is no new one."""

@@ -144,6 +144,16 @@ def test_a_stalled_step_does_no_harm(stalled: int) -> None:
     assert job.race.choice == 2
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_comparison_that_was_disturbed_is_corrected(seed: int) -> None:
+    """Another program slows down all but the candidate that is compared first, and ends."""
+    alone = steady([0.2, 0.17, 0.12, 0.155, 0.2, 0.3], noise=0.05, seed=seed)
+    job = Simulation(lambda number, step: alone(number, step) * (2 if number and step < 40 else 1)).run(300)
+    first, again = (one for one in job.race.comparisons if one.steps)
+    assert (first.chosen, again.chosen, job.race.choice) == (0, 2, 2)
+    assert again.steps < first.steps + 20 and not again.runners[5].times, "only close ones are timed again"
+
+
 def test_it_follows_the_rate_of_the_link() -> None:
     """A slow link from step 300 to step 700: within 200 steps there is another choice, and again afterwards."""
     fast, slow = [0.1, 0.2, 0.2, 0.2, 0.2, 0.2], [5.0, 2.6, 0.6, 0.3, 0.9, 0.9]

@@ -38,36 +38,6 @@ as far as all others in each step, but to either side at random. *AdamW* is the 
 with AdamW, in nats per byte, and to one whose optimizer has `betas=(0.0, b2)` ([measured](#with-adamw)). *State* is
 what a rank keeps between steps, in bytes for each coordinate, the residual included."""
 
-_ADVICE = """\
-### Which to take
-
-First measure what there is to gain: if a step with `none` or `fp16` spends little time waiting, no method pays. Compare
-with the better of these two, and by the time to an accuracy (Han et al., 2024, compare with 16 bits; Agarwal et al., On
-the Utility of Gradient Compression, 2022, found that few methods beat a well-tuned baseline on fast networks). Which is
-better depends: Gloo sums float16 in software, so that `none` may be faster on processors.
-
-* **With AdamW**, 8 and 4 bits keep the loss: `int8`, `block8`, `fp8`, `loco`, `thc`, `qsgd`. A low rank costs some.
-  Sparse and one-bit methods with error feedback lose much, unless the optimizer has `betas=(0.0, b2)`, as the residual
-  is the momentum ([measured](#with-adamw)). What follows on them is for SGD, or for that optimizer. The most is kept if
-  they compress updates instead: `ctk:preconditioned=on`, or `efsignsgd:preconditioned=on` ([guide](guide.md#adamw)).
-* **No loss wanted**: `fp16` or `bf16`; `homomorphic` where gradients are mostly zero.
-* **4 times less, the next step after 16 bits**: `block8`, which is more precise (at 8 bits, `int8` and `qsgd` have two
-  to four times its error, as their blocks are larger), or `fp8`, which keeps the relative precision of small
-  coordinates. Both take 8 bits each way with any number of ranks.
-* **4 to 8 times less**: `int8` and `thc` are unbiased or nearly so, need no tuning and go by allreduce; `qsgd` is more
-  precise with few ranks; `loco` and `twoway=on` keep 4-bit traffic at 4 bits each way with many.
-* **20 times less and more, few ranks**: `topk`, or `dgc` with its momentum; tune the learning rate and use `warmup`;
-  with AdamW, `betas=(0.0, b2)`. They go by allgather, so with many ranks their traffic grows until it exceeds that of
-  `fp16`.
-* **20 times less and more, many ranks**: `powersgd` and `acpsgd` for matrices that are large on both sides. With SGD,
-  or AdamW with `betas=(0.0, b2)`, also `topkc` where neighbours are alike, and `scalecom` where ranks agree on what is
-  large. All go by allreduce.
-* **A very slow network**: `efsignsgd:twoway=on` or `onebit:twoway=on`, one bit each way; with AdamW, `betas=(0.0, b2)`.
-* **Baselines, not recommendations**: `randomk` and `blockk` are the cheapest to compute and need many more steps;
-  without feedback they fail. `threshold` must be tuned by hand (`sidco` does it by itself), `gtopk` here costs the
-  traffic of `topk`, and `signsgd` and `signum` need a learning rate of their own."""
-
-
 def families() -> list[type[Method]]:
     """Return the public base classes that several methods share."""
     found: dict[type[Method], None] = {}
@@ -87,7 +57,6 @@ def catalogue(with_adamw: adamw.Rows = ()) -> str:
     parts = [
         _HEAD.format(side=SIDE, rms=RMS, zeros=", ".join(zeros)),
         _overview(with_adamw),
-        _ADVICE,
         *map(section, REGISTRY),
         "## What methods share",
         *shared,
