@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 import numpy as np
@@ -13,10 +14,12 @@ from hvd_compress.core.bucketing import DEFAULT_MERGE, Merge, check_merge
 from hvd_compress.core.method import Wrapper
 from hvd_compress.core.router import Routable, Router, routed
 from hvd_compress.engine.local_world import LocalWorld
+from hvd_compress.engine.race import Race
+from hvd_compress.engine.race_report import write
 from hvd_compress.engine.spec import DENSE, as_router, auto, build, meant, unknown
-from hvd_compress.errors import SpecError, short
+from hvd_compress.errors import SpecError, UnsupportedError, short
 from hvd_compress.methods import REGISTRY
-from hvd_compress.methods.wrappers.router import Selective, by_name, phases
+from hvd_compress.methods.wrappers.router import Auto, Selective, by_name, check_fixed, phases
 
 _LOG = logging.getLogger("hvd_compress")
 
@@ -152,6 +155,28 @@ class CompressorBase:
             raise SpecError(f"{self!r} is a compressor, not a factory: pass it without calling it")
         return Factory(name, type(self))(*values, **params) if values or params else self
 
+    def report(self, path: str | Path) -> None:
+        """Write what ``auto`` has tried so far, what it cost, and why it chose as it did; call it on one rank.
+
+        Args:
+            path: The file, of which one that exists is replaced: Markdown, or HTML if its name ends with ``.html``.
+
+        Raises:
+            SpecError: If its name ends with neither ``.md`` nor ``.html``.
+            UnsupportedError: If the method is not ``auto``.
+        """
+        if not isinstance(self.method, Auto):
+            raise UnsupportedError(f"compression.report is for auto: {self.method} is the same in each step")
+        write(path, self.races())
+
+    def races(self) -> Mapping[str, Race]:
+        """Return the race of each model or optimizer, by its label; none unless the method is ``auto``."""
+        raise NotImplementedError
+
+    def _chosen(self) -> str:
+        """Return the methods that races have chosen."""
+        return ", ".join(dict.fromkeys(race.candidates[race.choice].spec for race in self.races().values()))
+
 
 class Catalogue(Generic[C]):
     """All methods as attributes.
@@ -192,14 +217,17 @@ class Catalogue(Generic[C]):
             SpecError: If a name or a value is unknown or not allowed.
         """
         check_merge(merge)
-        return self._make(_checked(spec), merge)
+        router = _checked(spec)
+        if merge == "search":
+            check_fixed(router, "with merge='search', which times steps, too")
+        return self._make(router, merge)
 
     def auto(self, *, candidates: Sequence[str] = (), merge: Merge = DEFAULT_MERGE, **params: Any) -> C:
         """Create a compressor that chooses its method by the times of real steps; see `hvd_compress.engine.race`.
 
         It begins without compression, compares the candidates within the first steps, goes on with the fastest, and
-        compares anew when the step time has changed for good. It supports DistributedDataParallel and the optimizers
-        of ``horovod.torch``.
+        compares anew when the step time has changed for good. It supports DistributedDataParallel, and Horovod's
+        optimizers and tapes.
 
         Args:
             candidates: Spec strings to choose from, besides no compression and 16 bits; by default methods that keep

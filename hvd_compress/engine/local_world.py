@@ -15,9 +15,8 @@ from hvd_compress.core.router import Routable
 from hvd_compress.engine.race import PROBES, Race, Stage
 from hvd_compress.engine.session import Session
 from hvd_compress.engine.spec import as_router
-from hvd_compress.engine.survey import Part, survey
+from hvd_compress.engine.survey import survey
 from hvd_compress.errors import ExchangeError, GradientError
-from hvd_compress.methods.wrappers.alternatives import Choice
 from hvd_compress.methods.wrappers.router import Auto
 from hvd_compress.ops import Ops
 from hvd_compress.ops.numpy import NumpyOps
@@ -127,12 +126,7 @@ class LocalWorld:
             session.choose(race.choice)
         if race.asks is Stage.SURVEY:
             session = self._sessions[0]
-            parts = [
-                Part(self._ops, one.bucket, one.method, [self._ops.constant(arrays[i].ravel()) for i in one.members])
-                for one in session.plan
-                if isinstance(one.method, Choice)
-            ]
-            race.facts = survey(parts, race.surveyed, session.world, LACKS, self._clock)
+            race.facts = survey(session.parts(arrays), race.surveyed, session.world, LACKS, self._clock)
 
     def _record(self, race: Race) -> None:
         """Tell the race the time of a step, and that of the collectives that it asks for."""

@@ -15,6 +15,7 @@ from hvd_compress.core.bucketing import Gradient, Planned
 from hvd_compress.core.collectives import State, World
 from hvd_compress.core.state_tree import Kind, filled, flatten, kinds, residual_of
 from hvd_compress.engine.stats import Meter
+from hvd_compress.engine.survey import Part
 from hvd_compress.methods.wrappers.alternatives import Choice
 from hvd_compress.ops import Ops
 from hvd_compress.ops.totals import dense
@@ -107,6 +108,23 @@ class Session:
         for i, (planned, state) in enumerate(zip(self.plan, self.states, strict=True)):
             if isinstance(planned.method, Choice):
                 self.states[i] = planned.method.choose(state, number)
+
+    def parts(self, arrays: Sequence[Any]) -> list[Part]:
+        """Return what a survey of candidates needs.
+
+        Args:
+            arrays: The gradients, in order.
+        """
+        return [
+            Part(self.ops, one.bucket, one.method, [self.ops.constant(self._flat(one, arrays[i])) for i in one.members])
+            for one in self.plan
+            if isinstance(one.method, Choice)
+        ]
+
+    @staticmethod
+    def _flat(planned: Planned, array: Any) -> Arr:
+        """Return the gradient of a bucket as a vector in the bucket's dtype."""
+        return np.asarray(array).ravel().astype(planned.bucket.dtype, copy=False)
 
     def pieces(self, vectors: Sequence[Arr | None]) -> list[Arr | None]:
         """Split a vector of each bucket into those of the gradients, in their shapes; None where there is none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
@@ -24,6 +24,7 @@ from hvd_compress.core.collectives import AllReduce, Drive, World
 from hvd_compress.core.router import Router
 from hvd_compress.engine import direct_calls
 from hvd_compress.engine.api import Catalogue, CompressorBase
+from hvd_compress.engine.race import Race
 from hvd_compress.engine.stats import Meter, Stats
 from hvd_compress.errors import ExchangeError, SpecError
 from hvd_compress.methods.wrappers.measure import vnmse
@@ -113,7 +114,6 @@ class TensorFlowCompressor(SaveLoadMixin, CompressorBase, Compressor, tf.Module)
     sessions: dict[str, Session]
 
     def __init__(self, method: Router, merge: Merge) -> None:
-        check_fixed(method, "in TensorFlow")
         tf.Module.__init__(self, name="hvd_compress")
         self.method = method
         self.merge = merge
@@ -277,15 +277,21 @@ class TensorFlowCompressor(SaveLoadMixin, CompressorBase, Compressor, tf.Module)
         """
         if self._memo.built is not None and self._memo.built[0] is call.source:
             return self._memo.built[1]
+        if call.direct:
+            check_fixed(self.method, "in direct calls of hvd.allreduce")
         if agreement.elastic():
+            check_fixed(self.method, "in an elastic job")
             _check_elastic(call)
         present = _dense(call)
         assert call.parameters is not None
-        agreement.check_optimizer(self.method, caller.optimizer_facts(call.optimizer), self._world().rank)
+        optimizer = caller.optimizer_facts(call.optimizer)
+        agreement.check_optimizer(self.method, optimizer, self._world().rank)
         with call.graph.as_default() if call.graph is not None else contextlib.nullcontext():
             gradients = [_shaped(call.gradients[i], call.parameters[i]) for i in present]
             session = self._session(call, [(g, call.parameters[i]) for i, g in zip(present, gradients, strict=True)])
             session.reused = session.reused or call.watched is None
+            if session.race is not None:
+                session.race.adam = call.optimizer is None or bool(optimizer.not_sgd())
             built = session.build(gradients, self._scale_of(call), call.factor)
             self._count_slices(call)
         totals: list[Tensor | None] = [None] * len(call.gradients)
@@ -387,7 +393,11 @@ class TensorFlowCompressor(SaveLoadMixin, CompressorBase, Compressor, tf.Module)
         """Return the bytes of this rank so far, over all models that use this compressor."""
         states = [state for session in self.sessions.values() for state in session.states]
         stats = self._meter.read(waits=False)
-        return stats._replace(encode_seconds=None, decode_seconds=None, vnmse=vnmse(states))
+        return stats._replace(encode_seconds=None, decode_seconds=None, vnmse=vnmse(states), chosen=self._chosen())
+
+    def races(self) -> Mapping[str, Race]:
+        """Return the race of each list of variables, by the name of its session; none unless the method is ``auto``."""
+        return {name: session.race for name, session in self.sessions.items() if session.race is not None}
 
 
 def _shared(call: Call) -> bool:

@@ -57,6 +57,7 @@ def _hand_over(heir: Session, numbers: list[int], related: list[tuple[Session, l
     heirs = heir.kept(numbers)
     every = [former for buckets in formers for former in buckets]
     heir.write({kept.bucket.key: inherit(kept, every) for kept in heirs})
+    heir.tune(next((session.search for session, _ in related if session.search), ()))
     for (session, _), buckets in zip(related, formers, strict=True):
         fresh = dict(zip((b.bucket.key for b in buckets), map(flatten, session.initial()), strict=True))
         kinds = session.kinds()

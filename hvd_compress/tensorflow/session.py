@@ -25,8 +25,12 @@ from hvd_compress.core.bucketing import PRECISION, Gradient, Merge, Planned, adv
 from hvd_compress.core.collectives import State, World
 from hvd_compress.core.router import Router
 from hvd_compress.engine import session
+from hvd_compress.engine.autotune import Tuner
+from hvd_compress.engine.race import Race, Stage
 from hvd_compress.engine.stats import Meter
+from hvd_compress.engine.survey import survey
 from hvd_compress.errors import DisagreementError, GradientError, StateError
+from hvd_compress.methods.wrappers.router import Auto
 from hvd_compress.ops.buffer_pool import BufferPool
 from hvd_compress.ops.kernels import cpu
 from hvd_compress.ops.numpy_compiled import NumpyCompiledOps
@@ -79,6 +83,7 @@ class Session(session.Session, tf.train.experimental.PythonState):  # type: igno
         from_checkpoint: Whether its state is that of a checkpoint.
         released: Whether `release` has freed the memory of its state.
         refused: The error of `deserialize`, as TensorFlow drops it where a checkpoint has waited for the session.
+        race: The race that chooses the method, with ``auto``.
     """
 
     def __init__(
@@ -98,11 +103,30 @@ class Session(session.Session, tf.train.experimental.PythonState):  # type: igno
         self.transport = transport
         self.reused = self.from_checkpoint = False
         self.refused: StateError | None = None
+        self.race: Race | None = None
+        self.tune()
+
+    def tune(self, saved: Sequence[Sequence[float]] | None = ()) -> None:
+        """Start to choose the method by step times, if it is ``auto``.
+
+        Args:
+            saved: What `search` returned, to go on with that choice.
+        """
+        if isinstance(self._method, Auto):
+            adam = self.race is None or self.race.adam
+            self.race = Race(self._method, adam, self.world.size, saved or ())
+            self._tuner = Tuner(self.race, f"hvd_compress.{self.label}.search")
+
+    @property
+    def search(self) -> Sequence[Sequence[float]] | None:
+        """The choice so far, to be saved; None if the method is not ``auto``."""
+        return None if self.race is None else self.race.saved
 
     def serialize(self) -> bytes:
         """Return the state, for a checkpoint of TensorFlow."""
         leaves = {f"{one.bucket.key}/{path}": leaf for one in self.kept() for path, leaf in one.leaves.items()}
-        return state_files.dump(leaves, {"origin": self._origin, "steps": self.steps, "job": self.job})
+        header = {"origin": self._origin, "steps": self.steps, "job": self.job, "search": self.search}
+        return state_files.dump(leaves, header)
 
     def deserialize(self, string_value: bytes) -> None:
         """Take over the state of a checkpoint of TensorFlow.
@@ -130,7 +154,15 @@ class Session(session.Session, tf.train.experimental.PythonState):  # type: igno
         for path, leaf in leaves.items():
             key, _, name = path.partition("/")
             buckets.setdefault(key, {})[name] = leaf
-        saved = SavedSession(rank, size, header["steps"], buckets, job=header["job"], local_size=self.world.local_size)
+        saved = SavedSession(
+            rank,
+            size,
+            header["steps"],
+            buckets,
+            search=header.get("search"),
+            job=header["job"],
+            local_size=self.world.local_size,
+        )
         self.restore(restored([Saved("", rank, size, {"": saved})], "", self.by_bucket(), self.world))
 
     @property
@@ -139,7 +171,12 @@ class Session(session.Session, tf.train.experimental.PythonState):  # type: igno
 
     def saved(self) -> SavedSession:
         """Return the state, in the form that is written to files."""
-        return super().saved()._replace(process_set=self.transport.members)
+        return super().saved()._replace(process_set=self.transport.members, search=self.search)
+
+    def restore(self, saved: SavedSession) -> None:
+        """Take over copies of states that have been checked, and the choice of ``auto``."""
+        super().restore(saved)
+        self.tune(saved.search)
 
     def by_bucket(self, saved: SavedSession | None = None) -> dict[str, BucketSnapshot]:
         """Return the states by the keys of the buckets.
@@ -215,15 +252,37 @@ class Session(session.Session, tf.train.experimental.PythonState):  # type: igno
         self._meter.bytes_sent += verdict.BYTES + 8 * len(arrays)
         self.steps += 1
         if not finite:
+            self._end(counts=False)
             return [*present, np.full(1, np.nan), np.array(float(size))]
+        if self.race is not None:
+            self._choose(self.race, arrays, scale)
         vectors = (merged.pop(0)[0] for _ in self.plan)
         totals, states = self.exchange(vectors, self.transport, self._meter, compensated=True)
         if scale is not None:
             totals = [total * total.dtype.type(scale) for total in totals]
-        if all(self._fits(planned, total, factor, narrow) for planned, total in zip(self.plan, totals, strict=True)):
+        fits = all(self._fits(planned, total, factor, narrow) for planned, total in zip(self.plan, totals, strict=True))
+        if fits:
             self.states = states
+        self._end(counts=fits)
         pieces = [piece for piece in self.pieces(totals) if piece is not None]
         return [*pieces, np.ones(1), np.array(float(size))]
+
+    def _choose(self, race: Race, arrays: list[Any], scale: float | None) -> None:
+        """Choose the method of a step, after a survey of its gradients if the race asks for one."""
+        self.choose(race.choice)
+        if race.asks is Stage.SURVEY:
+            true = arrays if scale is None else [None if a is None else a / a.dtype.type(scale) for a in arrays]
+            race.facts = survey(self.parts(true), race.surveyed, self.world, self.transport.missing)
+
+    def _end(self, counts: bool) -> None:
+        """Tell the race, if any, that a step has ended, and whether its state is kept."""
+        if self.race is None:
+            return
+        if counts:
+            self._tuner.end_step(self.transport)
+            self._tuner.decide(self.transport)
+        else:
+            self._tuner.skip_step()
 
     def _find_ranks(self) -> None:
         """Check that the state is there, and of the ranks that there are; in an elastic job, reshard it if not.

@@ -1,87 +1,40 @@
-"""Autotune the bucket boundaries, or the method, of one optimizer during training."""
+"""`hvd_compress.engine.autotune` with tensors."""
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
-from hvd_compress.core.collectives import AllReduce, Broadcast
+from hvd_compress.engine import autotune
 from hvd_compress.engine.bucket_autotune import Search
-from hvd_compress.engine.race import PROBES, Race, Stage
+from hvd_compress.engine.race import Race
 from hvd_compress.torch.waiting import wait
-from hvd_compress.transport.protocol import Handle, Transport
-
-_LOG = logging.getLogger("hvd_compress")
+from hvd_compress.transport.protocol import Handle
 
 
-class Tuner:
+class Tuner(autotune.Tuner):
     """Time the steps of an optimizer, and choose the partition or the method of the next one.
-
-    All ranks use the timings of rank 0, so that they choose the same.
 
     Args:
         search: The search of a partition, or the race of methods.
         name: Name of its collectives.
         device: Device of the gradients.
-
-    Attributes:
-        search: The search of a partition, or the race of methods.
     """
 
     def __init__(self, search: Search | Race, name: str, device: torch.device) -> None:
-        self.search = search
-        self._name, self._device = name, device
-        self._agreeing: Handle | None = None
-        self._ended = time.perf_counter()
+        super().__init__(search, name)
+        self._device = device
 
-    def end_step(self, transport: Transport) -> None:
-        """Record the end of a completed step, and start to tell rank 0's timing; `decide` waits for it.
+    def numbers(self, values: Sequence[float]) -> Tensor:
+        """Return a tensor of float64 in the memory of the CPU."""
+        return torch.tensor(values, dtype=torch.float64, device="cpu")
 
-        Args:
-            transport: Transport of the ranks.
-        """
-        now = time.perf_counter()
-        told = self.search.record(now - self._ended)
-        self._ended = now
-        if told is not None:
-            self._agreeing = self._tell(told, transport)
+    def zeros(self, count: int) -> Tensor:
+        """Return a tensor of float32 where the gradients are."""
+        return torch.zeros(count, dtype=torch.float32, device=self._device)
 
-    def _tell(self, mine: Sequence[float], transport: Transport) -> Handle:
-        told = torch.tensor(mine, dtype=torch.float64, device="cpu")
-        return transport.start(Broadcast(told, root=0), self._name)
-
-    def decide(self, transport: Transport, sleep: Callable[[float], object]) -> None:
-        """Take what the last step leads to, once rank 0's timing has come.
-
-        Args:
-            transport: Transport of the ranks.
-            sleep: See `nap`.
-        """
-        agreeing = self._agreeing
-        if agreeing is None:
-            return
-        told = wait(agreeing, sleep)
-        if self._agreeing is not agreeing:  # another thread has decided meanwhile
-            return
-        self._agreeing = None
-        self.search.decide(told.tolist())
-        if isinstance(self.search, Race) and self.search.asks is Stage.PROBE:
-            self.search.decide(self._probe(transport, sleep))
-        news = self.search.news()
-        if news and transport.world.rank == 0:
-            _LOG.info(news)
-
-    def _probe(self, transport: Transport, sleep: Callable[[float], object]) -> Sequence[float]:
-        """Return rank 0's seconds of the allreduces that tell how fast the link is; all ranks make them at a time."""
-        seconds: dict[int, list[float]] = {}
-        for nbytes in PROBES * 3:  # in the first turn, the ranks meet and make connections
-            begin = time.perf_counter()
-            array = torch.zeros(nbytes // 4, dtype=torch.float32, device=self._device)
-            wait(transport.start(AllReduce(array, donate=True), f"{self._name}.probe"), sleep)
-            seconds.setdefault(nbytes, []).append(time.perf_counter() - begin)
-        fastest = [min(seconds[nbytes][1:]) for nbytes in PROBES]
-        told: list[float] = wait(self._tell(fastest, transport), sleep).tolist()
-        return told
+    def wait(self, handle: Handle, sleep: Callable[[float], object]) -> Tensor:
+        """Return the reply of a collective; sleep by the given function while it has not come."""
+        return wait(handle, sleep)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
@@ -19,11 +18,9 @@ from hvd_compress.core.method import check_range
 from hvd_compress.core.router import Router
 from hvd_compress.engine.api import CompressorBase
 from hvd_compress.engine.race import Race
-from hvd_compress.engine.race_report import write
 from hvd_compress.engine.stats import Meter, Stats
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.methods.wrappers.measure import vnmse
-from hvd_compress.methods.wrappers.router import Auto, check_fixed
 from hvd_compress.torch.loss_scale import LossScale
 from hvd_compress.torch.optimizers import parameters_of
 from hvd_compress.torch.reducer import EngineSettings, Reducer
@@ -78,8 +75,6 @@ class ReducingCompressor(SaveLoadMixin, CompressorBase):
     """
 
     def __init__(self, method: Router, merge: Merge, reducers: Registry, cure: str) -> None:
-        if merge == "search":
-            check_fixed(method, "with merge='search', which times steps, too")
         self.method = method
         self._linear = method.linear
         self.merge = merge
@@ -185,22 +180,7 @@ class ReducingCompressor(SaveLoadMixin, CompressorBase):
     def stats(self) -> Stats:
         """Return bytes and times of this rank so far, over all optimizers that use this compressor."""
         states = [state for session in self._sessions() for state in session.states()]
-        chosen = ", ".join(dict.fromkeys(race.candidates[race.choice].spec for race in self.races().values()))
-        return self._meter.read(waits=not self._linear)._replace(vnmse=vnmse(states), chosen=chosen)
-
-    def report(self, path: str | Path) -> None:
-        """Write what ``auto`` has tried so far, what it cost, and why it chose as it did; call it on one rank.
-
-        Args:
-            path: The file, of which one that exists is replaced: Markdown, or HTML if its name ends with ``.html``.
-
-        Raises:
-            SpecError: If its name ends with neither ``.md`` nor ``.html``.
-            UnsupportedError: If the method is not ``auto``.
-        """
-        if not isinstance(self.method, Auto):
-            raise UnsupportedError(f"compression.report is for auto: {self.method} is the same in each step")
-        write(path, self.races())
+        return self._meter.read(waits=not self._linear)._replace(vnmse=vnmse(states), chosen=self._chosen())
 
     def races(self) -> dict[str, Race]:
         """Return the race of each model or optimizer, by its label; none unless the method is ``auto``."""

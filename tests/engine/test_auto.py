@@ -13,10 +13,10 @@ from engine.ranks import Compression, Job, assert_ranks_equal, everyone, rank
 from engine.test_merging import Balance
 from torch import nn
 
+from hvd_compress.engine import autotune
 from hvd_compress.engine.race import Race, Stage
 from hvd_compress.engine.spec import parse
 from hvd_compress.errors import SpecError, UnsupportedError
-from hvd_compress.torch import autotune
 from hvd_compress.torch.compressor import ReducingCompressor
 
 pytestmark = [pytest.mark.usefixtures("on_ranks"), pytest.mark.matched("names")]

@@ -17,9 +17,9 @@ from engine.ranks import Compression, Job, assert_ranks_equal, everyone, rank, s
 from torch import Tensor, nn
 
 from hvd_compress.core.bucketing import Cuts, Merge, pin
+from hvd_compress.engine import autotune
 from hvd_compress.engine import bucket_autotune as search
 from hvd_compress.errors import StateError
-from hvd_compress.torch import autotune
 from hvd_compress.torch.reducer import Reducer
 
 pytestmark = [pytest.mark.usefixtures("on_ranks"), pytest.mark.matched("names")]

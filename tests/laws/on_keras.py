@@ -12,7 +12,9 @@ from hvd_compress.engine.spec import as_router
 from hvd_compress.tensorflow.compression import TensorFlowCompressor
 
 ABLE = Able(
-    FAMILIES, events=ALL - {"optimizers", "turned", "scale", "passes", "unused", "frozen", "delay", "tied", "joint"}
+    FAMILIES,
+    events=ALL - {"optimizers", "turned", "scale", "passes", "unused", "frozen", "delay", "tied", "joint"},
+    chooses=True,
 )
 
 

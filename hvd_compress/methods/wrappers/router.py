@@ -240,7 +240,7 @@ def check_fixed(router: Routable, where: str) -> Routable:
     if isinstance(router, Auto):
         raise UnsupportedError(
             f"auto is not supported {where}: name a method, such as 'qsgd'; auto chooses for DistributedDataParallel"
-            " and the optimizers of horovod.torch, and logs the method to name"
+            " and Horovod's optimizers and tapes, and logs the method to name"
         )
     return router
 

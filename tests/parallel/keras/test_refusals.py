@@ -99,11 +99,6 @@ def test_momentum_twice(make: Any, spec: str) -> None:
         model.fit(*batches(1), batch_size=16, verbose=0)
 
 
-def test_the_choice_by_step_times_is_for_pytorch() -> None:
-    with pytest.raises(UnsupportedError, match="auto is not supported in TensorFlow: name a method"):
-        Compression.parse("auto")
-
-
 @pytest.mark.parametrize("kind", ADAMS)
 def test_adam_is_refused_where_updates_arrive(kind: Any) -> None:
     model = small_model()
@@ -174,6 +169,19 @@ def test_direct_calls_know_the_shape() -> None:
         step(tf.ones(3))
     with pytest.raises(GradientError, match="the gradient of 'whole' has dtype int32"):
         hvd.allreduce(tf.ones(3, tf.int32), name="whole", compression=Compression.topk())
+
+
+def test_the_choice_by_step_times_needs_training_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    compression = Compression.auto()
+    with pytest.raises(UnsupportedError, match=r"auto is not supported in direct calls of hvd\.allreduce"):
+        hvd.allreduce(tf.ones(3), name="auto.x", compression=compression)
+    with pytest.raises(UnsupportedError, match=r"auto is not supported in direct calls of hvd\.allreduce"):
+        hvd.grouped_allreduce([tf.ones(3)], name="auto.y", compression=compression)
+    with pytest.raises(UnsupportedError, match="auto is not supported with merge='search'"):
+        Compression.auto(merge="search")
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    message = refused(Tape("auto", model=small_model()), UnsupportedError)
+    assert "auto is not supported in an elastic job" in message
 
 
 def test_elastic_jobs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 
 import hvd_compress.torch
 from hvd_compress.distributed import Compression, DistributedCompressor, hook
+from hvd_compress.engine import autotune
 from hvd_compress.engine.race import Race, Trial
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.torch import autotune
 
 NONE, FP16, QSGD, TOPK = range(4)
 CANDIDATES = ["qsgd:bits=8,min_size=0", "topk:ratio=0.1,min_size=0"]
