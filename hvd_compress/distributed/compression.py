@@ -348,7 +348,6 @@ class DistributedCompressor(ReducingCompressor):
         gather: str,
     ) -> None:
         check_op(op)
-        check_fixed(self.method, "with fully_shard")
         if not _is_sharded(model):
             raise UnsupportedError(
                 f"register({type(model).__name__}) is not supported: wrap the model in"

@@ -26,16 +26,20 @@ from hvd_compress.distributed.sharded_buckets import GroupBuckets, Part
 from hvd_compress.distributed.sharded_gather import ParameterGather
 from hvd_compress.distributed.sharded_groups import FSDPUnit, groups_of, leave_replicas, ranks_of
 from hvd_compress.distributed.sharded_hooks import CompressedAllReduce, CompressedReduceScatter, watch
+from hvd_compress.distributed.sharded_race import ShardedRace
 from hvd_compress.distributed.sharded_step import Step
 from hvd_compress.distributed.transport import GroupTransport
 from hvd_compress.distributed.verdict import factor_of
 from hvd_compress.engine.race import Race
 from hvd_compress.errors import StateError, UnsupportedError
+from hvd_compress.methods.wrappers.alternatives import unable, uncompressed
+from hvd_compress.methods.wrappers.router import Auto
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.ops.torch_devices import exactly
 from hvd_compress.torch.agreement import Agreement
 from hvd_compress.torch.backward import at_end_of_backward
 from hvd_compress.torch.bucket_state import BucketState
+from hvd_compress.torch.optimizers import is_adam
 from hvd_compress.torch.reducer import EngineSettings
 from hvd_compress.torch.updates import UpdateWatch
 from hvd_compress.transport.protocol import InFlight
@@ -94,7 +98,6 @@ class ShardedReducer:
     """
 
     label: str
-    race: Race | None = None  # it has none: `check_fixed` refuses it
     gather: ParameterGather
     _watch: RemovableHandle
 
@@ -113,6 +116,8 @@ class ShardedReducer:
         self.transport: GroupTransport | None = None
         self._step: Step | None = None
         self._updates: UpdateWatch | None = None
+        self._race: ShardedRace | None = None
+        self._adam = True
         self._connected = False
 
     def _made(self, group: FSDPUnit) -> GroupBuckets:
@@ -121,9 +126,11 @@ class ShardedReducer:
         largest = max(trained, key=lambda one: math.prod(one.shape))
         method: Method = self._common.method.route(largest.name, largest.shape)
         world = self._transports[self.scheme.ranks(group)].world
-        if self.scheme.replicas is None:
-            return GroupBuckets(group, ReduceScattered(method), world, world.size)
-        return GroupBuckets(group, method, world, 1)
+        return GroupBuckets(group, self._summed(method), world, world.size if self.scheme.replicas is None else 1)
+
+    def _summed(self, method: Method) -> Method:
+        """Return how a method sums here: over the replicas, or so that each rank receives its part."""
+        return ReduceScattered(method) if self.scheme.replicas is None else method
 
     def attach(self, model: nn.Module, gather: str, optimizers: Sequence[Any]) -> None:
         """Set the communication of all modules of the model.
@@ -132,13 +139,16 @@ class ShardedReducer:
             model: The model.
             gather: How parameters are gathered.
             optimizers: Its optimizers, as far as they are known; with ``preconditioned=on``, their steps raise an error
-                if updates were changed after their reduction.
+                if updates were changed after their reduction. With ``auto``, the candidates depend on them.
         """
         self.gather = ParameterGather(gather, self._common.meter, self.label)
         self.gather.attach(model, self.groups)
         leave_replicas(model)
         self._watch = watch(model, self)
         self._updates = UpdateWatch(optimizers) if self._common.method.preconditioned else None
+        self._adam = is_adam(optimizers)
+        if self._race is not None:
+            self._race.expect(self._adam)
         for number, group in enumerate(self.groups):
             for module in group.modules():
                 if self.scheme.replicas is None:
@@ -166,7 +176,7 @@ class ShardedReducer:
                 f"this model is registered already, with op={former.scheme.op!r} and replicas={former.scheme.replicas}:"
                 " register it again with the same, or shard a new model"
             )
-        self.label, self.steps, self._step = former.label, former.steps, former._step
+        self.label, self.steps, self._step, self._race = former.label, former.steps, former._step, former._race
         self._agreement.job = former._agreement.job
         former._watch.remove()
         self.transport, self._connected = former.transport, former._connected
@@ -210,9 +220,12 @@ class ShardedReducer:
             self._settle()
             if self.transport is None:
                 self.transport = self._meet()
+                self._start_race()
                 self._begins(self)
             if self._agreement.due:
                 self._agree(self.transport)
+            if self._race is not None:
+                self._race.begin_step(self._step, self.transport, self._common.lock.sleep)
             self._step = Step(self._common.loss_scale.read())
             self.steps += 1
             self._common.meter.steps += 1
@@ -220,9 +233,16 @@ class ShardedReducer:
 
     def _exchange(
         self, step: Step, buckets: GroupBuckets, part: Part, grad: Tensor, out: Tensor
-    ) -> tuple[float | Tensor, Tensor]:
+    ) -> Sequence[float | Tensor]:
         """Sum the gradients of a part; return numbers that are inf or nan if they, or the sum, are not finite."""
         bucket, meter, more = part.bucket, self._common.meter, part.bucket in step.changed
+        transport = self._transports[self.scheme.ranks(buckets.group)]
+        factor = 1.0 if buckets.group.divides_all else self.scheme.factor
+        if self._race is not None and not more:
+            with meter.time("encode"):
+                self._race.begin_exchange(buckets, bucket, grad, step.loss_scale, transport)
+        if bucket.plain:
+            return self._sum(transport, bucket, grad, out, factor, more)
         step.changed.add(bucket)
         with meter.time("encode"):
             buffer, residual, whole = bucket.buffer(more), bucket.residual, slice(0, grad.numel())
@@ -230,12 +250,11 @@ class ShardedReducer:
                 peak = bucket.ops.fill(buffer, whole, grad, step.loss_scale)
             else:
                 peak = bucket.ops.absorb(buffer, residual, whole, grad, step.loss_scale)
-            flight = self._start(self._transports[self.scheme.ranks(buckets.group)], bucket, buffer)
+            flight = self._start(transport, bucket, buffer)
         with meter.time("wait"):
             while flight.result is None:
                 flight.go_on()
         with meter.time("decode"):
-            factor = 1.0 if buckets.group.divides_all else self.scheme.factor
             bucket.ops.deliver(flight.ended.total, buckets.pieces(bucket, out), factor * step.loss_scale)
         bucket.commit(flight.ended.state, more)
         if residual is not None and not more:
@@ -254,6 +273,20 @@ class ShardedReducer:
             count=self._common.meter.count,
             compensated=True,
         )
+
+    def _sum(
+        self, transport: GroupTransport, bucket: BucketState, grad: Tensor, out: Tensor, factor: float, more: bool
+    ) -> tuple[float | Tensor]:
+        """Sum gradients in their own dtype, as FSDP itself does; otherwise like `_exchange`."""
+        if not more:
+            bucket.rest()
+        method, meter = uncompressed(self.scheme.replicas is None), self._common.meter
+        with meter.time("wait"):
+            flight = InFlight(method, bucket.ops, bucket.bucket, grad, (), transport, "", count=meter.count)
+            while flight.result is None:
+                flight.go_on()
+        torch.mul(flight.ended.total, factor, out=out)
+        return (torch.linalg.vector_norm(out, ord=torch.inf),)
 
     def await_end(self, grad: Tensor) -> None:
         """Decide at the end of the backward pass that begins with this gradient."""
@@ -280,8 +313,25 @@ class ShardedReducer:
 
     def _settle(self) -> None:
         """Undo the last step if one of its gradients was not finite."""
-        if self._step is not None and self._step.bad is not None and self._step.changed and self._step.bad.any():
-            self._step.undo()
+        step = self._step
+        if step is not None and step.bad is not None and step.changed and not step.finite:
+            step.undo()
+
+    def _start_race(self, saved: Sequence[Sequence[float]] = ()) -> None:
+        """Start to choose the method, if it is chosen by step times.
+
+        Args:
+            saved: What a saved job knows of it.
+        """
+        if isinstance(self._common.method, Auto):
+            race = Race(self._common.method, self._adam, self.world.size, saved)
+            cannot = {number for buckets in self._buckets for number in unable(buckets.method)}
+            self._race = ShardedRace(race, self.label, self.groups[0].device, cannot)
+
+    @property
+    def race(self) -> Race | None:
+        """The race that chooses the method, if it is chosen by one."""
+        return self._race.race if self._race is not None else None
 
     def _meet(self) -> GroupTransport:
         """Return all ranks that hold the model: those that share its parameters, and their replicas."""
@@ -365,6 +415,7 @@ class ShardedReducer:
             world.size,
             self.steps,
             leaves,
+            search=None if self.race is None else self.race.saved,
             job=self._agreement.job,
             shared=shared,
             local_size=world.local_size,
@@ -401,6 +452,7 @@ class ShardedReducer:
         """Restore checked states."""
         for buckets in self._buckets:
             buckets.restore(saved.buckets)
+        self._start_race(saved.search or ())
         self.steps, self._agreement.job = saved.steps, saved.job
         self._step = None
         self._agreement.expire()

@@ -49,12 +49,13 @@ class GroupBuckets:
 
     Attributes:
         group: The group.
+        method: Method of all its buckets.
         rows: Number of parts.
     """
 
     def __init__(self, group: FSDPUnit, method: Method, world: World, rows: int) -> None:
-        self.group, self.rows = group, rows
-        self._method, self._world = method, world
+        self.group, self.method, self.rows = group, method, rows
+        self._world = world
         self._parts: list[Part] = []
 
     def __iter__(self) -> Iterator[Part]:
@@ -96,7 +97,7 @@ class GroupBuckets:
         parameters = [self.group.parameters[member] for member in members]
         shards = [one.shard for one in parameters]
         dtype = gradient(parameters[0].name, (), parameters[0].dtype).dtype
-        return Planned(Bucket(self.key(members), tuple(self.rows * shards), dtype), self._method, ())
+        return Planned(Bucket(self.key(members), tuple(self.rows * shards), dtype), self.method, ())
 
     def key(self, members: Sequence[int]) -> str:
         """Return the key of a bucket: the group's name, with the positions of the members if others are missing."""

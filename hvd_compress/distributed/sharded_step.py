@@ -29,6 +29,15 @@ class Step:
         self.bad: Tensor | None = None
         self._peaks: list[tuple[int, float | Tensor]] = []
         self._awaited: set[tuple[int, int]] = set()
+        self._finite: bool | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether all gradients were finite on all ranks, once it has ended; waits for the device at first."""
+        if self._finite is None:
+            assert self.bad is not None
+            self._finite = not self.bad.any()
+        return self._finite
 
     def ends_with(self, group: FSDPUnit, end: Callable[[], None]) -> None:
         """Call a function at the end of the running backward pass, if FSDP finalises it."""

@@ -226,7 +226,7 @@ class Catalogue(Generic[C]):
         """Create a compressor that chooses its method by the times of real steps; see `hvd_compress.engine.race`.
 
         It begins without compression, compares the candidates within the first steps, goes on with the fastest, and
-        compares anew when the step time has changed for good. It supports DistributedDataParallel, and Horovod's
+        compares anew when the step time has changed for good. It supports DistributedDataParallel, FSDP2, and Horovod's
         optimizers and tapes.
 
         Args:

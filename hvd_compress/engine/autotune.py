@@ -25,15 +25,15 @@ class Tuner:
 
     Args:
         search: The search of a partition, or the race of methods.
-        name: Name of its collectives.
+        label: Label of the reducer, part of the names of its collectives.
 
     Attributes:
         search: The search of a partition, or the race of methods.
     """
 
-    def __init__(self, search: Search | Race, name: str) -> None:
+    def __init__(self, search: Search | Race, label: str) -> None:
         self.search = search
-        self._name = name
+        self._name = f"hvd_compress.{label}.search"
         self._agreeing: Handle | None = None
         self._ended = time.perf_counter()
 
@@ -62,6 +62,11 @@ class Tuner:
         if told is not None:
             self._agreeing = self._tell(told, transport)
 
+    @property
+    def race(self) -> Race | None:
+        """The race of methods; None for the search of a partition."""
+        return self.search if isinstance(self.search, Race) else None
+
     def skip_step(self) -> None:
         """Leave out the time of a step that does not count."""
         self._ended = time.perf_counter()
@@ -84,7 +89,7 @@ class Tuner:
             return
         self._agreeing = None
         self.search.decide(told.tolist())
-        if isinstance(self.search, Race) and self.search.asks is Stage.PROBE:
+        if self.race is not None and self.race.asks is Stage.PROBE:
             self.search.decide(self._probe(transport, sleep))
         news = self.search.news()
         if news and transport.world.rank == 0:

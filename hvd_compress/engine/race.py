@@ -215,8 +215,8 @@ class Race:
 
     @property
     def compares(self) -> bool:
-        """Whether a comparison is running."""
-        return isinstance(self.asks, Trial) and self.asks.timed < WATCH
+        """Whether a comparison is running, or about to begin."""
+        return not isinstance(self.asks, Trial) or self.asks.timed < WATCH
 
     @property
     def saved(self) -> list[list[float]]:

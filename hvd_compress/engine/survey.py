@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import World
+from hvd_compress.core.method import Method
 from hvd_compress.errors import CompressionError
-from hvd_compress.methods.wrappers.alternatives import Choice
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array, Shape
 from hvd_compress.ops.totals import dense
@@ -47,14 +47,28 @@ class Part(NamedTuple):
     Attributes:
         ops: Primitives of the framework.
         bucket: Shapes and dtype.
-        method: The candidates.
+        method: The candidates: a `Choice`, or its reduce-scatter.
         gradients: Gradients of this rank without a residual, each flat and in the dtype of the bucket.
+        rows: Number of equal parts of the bucket, one for each rank of a reduce-scatter.
     """
 
     ops: Ops
     bucket: Bucket
-    method: Choice
+    method: Method
     gradients: Sequence[Array]
+    rows: int = 1
+
+
+class Found(NamedTuple):
+    """What the survey of a bucket has found.
+
+    Attributes:
+        numel: Number of coordinates of the bucket.
+        facts: Facts of each candidate.
+    """
+
+    numel: int
+    facts: Sequence[Facts]
 
 
 def survey(
@@ -76,33 +90,65 @@ def survey(
     Returns:
         Facts of each candidate; None if a gradient is not finite.
     """
-    samples = [_sample(part) for part in parts]
-    if not all(math.isfinite(float(part.ops.sum_squares(x))) for part, _ in samples for x in part.gradients):
+    found = [survey_bucket(part, candidates, world, missing, clock) for part in parts]
+    return joined(found, len(candidates), lambda rounds: max(rounds, default=0.0))
+
+
+def survey_bucket(
+    part: Part,
+    candidates: Sequence[int],
+    world: World,
+    missing: frozenset[type],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Found | None:
+    """Survey one bucket; otherwise like `survey`."""
+    sample = _sample(part)
+    if not all(math.isfinite(float(part.ops.sum_squares(x))) for x in sample.gradients):
         return None
-    found = []
-    for number in candidates:
-        each = [_judge(part, number, share, world, missing, clock) for part, share in samples]
-        numels = [share * part.bucket.numel for part, share in samples]
-        error = sum(one.error * n for one, n in zip(each, numels, strict=True)) / max(sum(numels), 1)
-        rounds = max((one.rounds for one in each), default=0.0)
-        found.append(Facts(sum(one.coding for one in each), sum(one.bytes for one in each), rounds, error))
-    return found
+    share = part.bucket.numel / max(sample.bucket.numel, 1)
+    return Found(part.bucket.numel, [_judge(sample, number, share, world, missing, clock) for number in candidates])
 
 
-def _sample(part: Part) -> tuple[Part, float]:
-    """Return the first gradients of a bucket, or rows of the first one, and how many times as large the bucket is."""
-    shapes, gradients, taken = list[Shape](), list[Array](), 0
-    for shape, gradient in zip(part.bucket.shapes, part.gradients, strict=True):
-        if taken + math.prod(shape) > SAMPLE:
+def joined(
+    found: Sequence[Found | None], candidates: int, rounds: Callable[[Sequence[float]], float] = sum
+) -> list[Facts] | None:
+    """Return the facts of each candidate in all buckets; None if a gradient is not finite.
+
+    Args:
+        found: What was found in each bucket.
+        candidates: Number of the candidates.
+        rounds: Returns the rounds of all buckets: by default, those of one bucket follow those of another one.
+    """
+    known = [one for one in found if one is not None]
+    numel = max(sum(one.numel for one in known), 1)
+
+    def facts(number: int) -> Facts:
+        each = [(one.numel, one.facts[number]) for one in known]
+        return Facts(
+            sum(one.coding for _, one in each),
+            sum(one.bytes for _, one in each),
+            rounds([one.rounds for _, one in each]),
+            sum(n * one.error for n, one in each) / numel,
+        )
+
+    return [facts(number) for number in range(candidates)] if len(known) == len(found) else None
+
+
+def _sample(part: Part) -> Part:
+    """Return the first gradients of a bucket, or rows of the first one; of each of its parts."""
+    each, most = len(part.bucket.shapes) // part.rows, SAMPLE // part.rows
+    shapes, taken = list[Shape](), 0
+    for shape in part.bucket.shapes[:each]:
+        if taken + math.prod(shape) > most:
             if shapes:
                 break
-            row = math.prod(shape[1:])
-            shape = (max(SAMPLE // row, 1), *shape[1:])
+            shape = (max(most // math.prod(shape[1:]), 1), *shape[1:])
         shapes.append(shape)
-        gradients.append(gradient[: math.prod(shape)])
         taken += math.prod(shape)
-    bucket = Bucket(part.bucket.key, tuple(shapes), part.bucket.dtype)
-    return part._replace(bucket=bucket, gradients=gradients), part.bucket.numel / taken
+    starts = range(0, part.rows * each, each) if each else ()
+    gradients = [part.gradients[i + k][: math.prod(shape)] for i in starts for k, shape in enumerate(shapes)]
+    bucket = Bucket(part.bucket.key, part.rows * tuple(shapes), part.bucket.dtype)
+    return part._replace(bucket=bucket, gradients=gradients)
 
 
 def _judge(
@@ -125,9 +171,9 @@ def _judge(
 
 def _run(part: Part, number: int, mirror: Mirror) -> Array:
     """Return the sum of an exchange."""
-    ops, bucket, method, gradients = part
+    ops, bucket, method = part.ops, part.bucket, part.method
     state = method.init(ops, bucket, mirror.world)._replace(chosen=number, last=number)
-    flight = InFlight(method, ops, bucket, ops.concat(gradients) * 1, state, mirror, "survey")
+    flight = InFlight(method, ops, bucket, ops.concat(part.gradients) * 1, state, mirror, "survey")
     while flight.result is None:
         flight.go_on()
     return dense(ops, flight.ended.total)
@@ -140,4 +186,4 @@ def _error(part: Part, total: Array) -> float:
         norm = float(ops.sum_squares(gradient))
         if norm:
             errors += size * min(float(ops.sum_squares(total[end - size : end] - gradient)) / norm, _WORST)
-    return errors / part.bucket.numel
+    return errors / max(part.bucket.numel, 1)

@@ -115,7 +115,7 @@ class Session(session.Session, tf.train.experimental.PythonState):  # type: igno
         if isinstance(self._method, Auto):
             adam = self.race is None or self.race.adam
             self.race = Race(self._method, adam, self.world.size, saved or ())
-            self._tuner = Tuner(self.race, f"hvd_compress.{self.label}.search")
+            self._tuner = Tuner(self.race, self.label)
 
     @property
     def search(self) -> Sequence[Sequence[float]] | None:

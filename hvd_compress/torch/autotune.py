@@ -19,12 +19,12 @@ class Tuner(autotune.Tuner):
 
     Args:
         search: The search of a partition, or the race of methods.
-        name: Name of its collectives.
+        label: Label of the reducer, part of the names of its collectives.
         device: Device of the gradients.
     """
 
-    def __init__(self, search: Search | Race, name: str, device: torch.device) -> None:
-        super().__init__(search, name)
+    def __init__(self, search: Search | Race, label: str, device: torch.device) -> None:
+        super().__init__(search, label)
         self._device = device
 
     def numbers(self, values: Sequence[float]) -> Tensor:

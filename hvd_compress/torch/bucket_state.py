@@ -12,7 +12,7 @@ from hvd_compress.checkpoint.resharding import places_of, slices
 from hvd_compress.core.bucketing import Planned
 from hvd_compress.core.collectives import State, World
 from hvd_compress.core.state_tree import Kind, Per, flatten, kinds, unflatten
-from hvd_compress.methods.wrappers.alternatives import Choice
+from hvd_compress.methods.wrappers.alternatives import choice_of, is_plain
 from hvd_compress.methods.wrappers.hierarchy import cut
 from hvd_compress.ops.torch_devices import torch_ops
 
@@ -35,6 +35,7 @@ class BucketState:
 
     def __init__(self, planned: Planned, device: torch.device, world: World) -> None:
         self.bucket, self.method = planned.bucket, planned.method
+        self._choice = choice_of(planned.method)
         self._world = world
         self.ops = torch_ops(device)
         self.state: State = self.method.init(self.ops, self.bucket, world)
@@ -55,13 +56,18 @@ class BucketState:
 
     def choose(self, number: int) -> None:
         """Choose a candidate for the next exchange, if there are some."""
-        if isinstance(self.method, Choice):
-            self.state = self.method.choose(self.state, number)
+        if self._choice is not None:
+            self.state = self._choice.choose(self.state, number)
 
     @property
     def clean(self) -> bool:
         """Whether no residual is left, so that a linear candidate may sum gradients without this state."""
-        return not isinstance(self.method, Choice) or self.method.is_clean(self.state)
+        return self._choice is None or self._choice.is_clean(self.state)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the next exchange sums gradients as they are: nothing is compressed, and no residual left."""
+        return is_plain(self.method, self.state)
 
     def buffer(self, more: bool = False) -> Tensor:
         """Return memory for the gradients of a step; the previous step cannot be undone after that.
@@ -74,6 +80,10 @@ class BucketState:
         self._before = None
         spare, self._spare = self._spare, None
         return self.ops.empty(self.bucket.numel, self.bucket.dtype) if spare is None else spare
+
+    def rest(self) -> None:
+        """Free the memory of the last step, which cannot be undone after that."""
+        self._before = self._spare = None
 
     def commit(self, state: State, more: bool = False) -> None:
         """Commit the state of a step that counts, or of ``more`` gradients of the same step."""

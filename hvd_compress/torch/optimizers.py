@@ -70,6 +70,11 @@ def optimizer_facts(optimizers: Sequence[Any]) -> OptimizerFacts:
     )
 
 
+def is_adam(optimizers: Sequence[Any]) -> bool:
+    """Return whether some optimizers, without wrappers, may be Adam or a variant: one is not SGD, or none is known."""
+    return not optimizers or bool(optimizer_facts(optimizers).not_sgd())
+
+
 def _momentum(group: Mapping[str, Any]) -> tuple[float, bool]:
     """Return the momentum of a group of parameters, and whether it is a running mean."""
     if "betas" in group:

@@ -36,7 +36,7 @@ from hvd_compress.torch.buckets import Buckets, Member, facts_of
 from hvd_compress.torch.discards import DiscardWatch
 from hvd_compress.torch.entry import Entry, GradientArrival
 from hvd_compress.torch.loss_scale import LossScale
-from hvd_compress.torch.optimizers import optimizer_facts
+from hvd_compress.torch.optimizers import is_adam
 from hvd_compress.torch.step import Step
 from hvd_compress.torch.updates import UpdateWatch
 from hvd_compress.torch.verdict import StepVerdict
@@ -141,7 +141,7 @@ class Reducer:
         """
         self._discards = DiscardWatch(self._buckets.parameters, optimizers)
         self._updates = UpdateWatch(optimizers) if self._method.preconditioned else None
-        self._adam = not optimizers or bool(optimizer_facts(optimizers).not_sgd())
+        self._adam = is_adam(optimizers)
         if self.race is not None:
             self.race.adam = self._adam
 
@@ -166,12 +166,12 @@ class Reducer:
         else:
             return
         devices = [parameter.device for parameter in self._buckets.parameters]
-        self._tuner = Tuner(search, f"hvd_compress.{self.label}.search", devices[0])
+        self._tuner = Tuner(search, self.label, devices[0])
 
     @property
     def race(self) -> Race | None:
         """The race that chooses the method, if it is chosen by one."""
-        return self._tuner.search if self._tuner and isinstance(self._tuner.search, Race) else None
+        return self._tuner.race if self._tuner else None
 
     def _saved_search(self) -> Sequence[Sequence[float]] | None:
         return self._tuner.search.saved if self._tuner else self._known

@@ -6,15 +6,26 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvd_compress.core.bucket import Bucket
+from hvd_compress.core.collectives import World
+from hvd_compress.core.method import ReduceScattered
+from hvd_compress.engine import survey
 from hvd_compress.engine.race import LOOK, MAX_ERROR, WARM_UP, WATCH, Race, Stage, Trial
 from hvd_compress.engine.spec import auto, parse
 from hvd_compress.engine.survey import Facts
 from hvd_compress.errors import SpecError
+from hvd_compress.methods.cast import Dense
+from hvd_compress.methods.int8 import Int8
+from hvd_compress.methods.topk import TopK
+from hvd_compress.methods.wrappers.alternatives import Choice
 from hvd_compress.methods.wrappers.router import Auto
+from hvd_compress.ops.numpy import NumpyOps
+from hvd_compress.transport.lowering import LACKS
 
 SPECS = ["none", "fp16:feedback=on", "qsgd", "qsgd:bits=2", "powersgd:rank=4", "topk:ratio=0.01"]
 CANDIDATES = auto(SPECS)
@@ -256,3 +267,27 @@ def test_it_watches_without_another_cost() -> None:
 def test_a_wrong_option_is_refused(params: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message.replace("(", r"\(")):
         auto(**params)  # type: ignore[arg-type]
+
+
+def test_a_reduce_scatter_is_surveyed_by_a_sample_of_each_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the number of ranks divides it; a candidate that has none is unable."""
+    monkeypatch.setattr(survey, "SAMPLE", 40)
+    method = ReduceScattered(Choice((Dense(), Int8(bits=8, block=4), TopK(ratio=0.1))))
+    bucket = Bucket("", ((5, 4), (7,)) * 3, "float32")
+    random = np.random.default_rng(0)
+    gradients = [random.standard_normal(size).astype(np.float32) for size in bucket.sizes]
+    part = survey.Part(NumpyOps(), bucket, method, gradients, rows=3)
+    found = survey.survey([part], [0, 1, 2], World(0, 3), LACKS)
+    assert found is not None
+    dense, int8, topk = found
+    assert dense.bytes == pytest.approx(4 * bucket.numel * 2 / 3) and dense.error == 0
+    assert 0 < int8.error < 1e-3 and int8.bytes < dense.bytes
+    assert math.isnan(topk.error) and not math.isnan(topk.coding)
+
+
+def test_buckets_are_surveyed_together() -> None:
+    """Those that have more coordinates count more; rounds follow each other, or overlap."""
+    found = [survey.Found(100, [Facts(1, 10, 2, 0.5)]), survey.Found(300, [Facts(2, 20, 1, 0.1)])]
+    (one,), (at_once,) = survey.joined(found, 1) or [], survey.joined(found, 1, max) or []
+    assert one == pytest.approx((3, 30, 3, 0.2)) and at_once == pytest.approx((3, 30, 2, 0.2))
+    assert survey.joined([*found, None], 1) is None

@@ -96,6 +96,19 @@ def test_without_a_loss_scale_all_ranks_see_a_bad_step() -> None:
         np.testing.assert_array_equal(leaf, state[path], err_msg=path)
 
 
+@pytest.mark.parametrize("kind", ["SGD", "Adam"])
+def test_the_method_is_chosen_by_step_times(kind: str) -> None:
+    """Among those that fit the optimizer."""
+    compression = Compression.parse("auto:probe=20")
+    model = fit(compression, 24, getattr(keras.optimizers, kind)(1e-3))
+    assert_ranks_equal(weights(model))
+    (session,) = compression.sessions.values()
+    race = session.race
+    assert race is not None and race.adam == (kind == "Adam")
+    assert race.comparisons[0].steps <= 20 and not race.compares
+    assert compression.stats().chosen in {one.spec for one in race.comparisons[0].runners if one.times}
+
+
 def test_mixed_precision() -> None:
     """The policy under which Keras wants a loss scale."""
     keras.config.set_dtype_policy("mixed_float16")

@@ -30,6 +30,7 @@ ABLE = Able(
     fates=("applied", "not finite", "discarded"),
     events=ALL - {"optimizers", "turned", "shuffled", "unused", "frozen", "delay"},
     last_pass=True,
+    chooses=True,
 )
 
 

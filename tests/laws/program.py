@@ -265,7 +265,8 @@ class Draw(random.Random):
         inside = [",hierarchical=on", ",hierarchical=on,inside=fp16", ",hierarchical=on,inside=int8"]
         among = self.choice(inside) if self._local_size > 1 else ""
         if self._able.chooses and self.random() < 0.15:
-            able = [one for one in self._able.specs if re.search("(?<!fp16):.*feedback=on(?!.*momentum)", one)]
+            known = [*self._able.specs, *self._able.endless]
+            able = [one for one in known if re.search("(?<!fp16):.*feedback=on(?!.*momentum)", one)]
             return " | ".join(f"{one},min_size=0,vectors=on" for one in self.sample(able, 2))
         if spec in self._able.endless:
             return f"{spec},min_size=0,vectors=on{among}"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from hvd_compress.core.bucket import Bucket
 from hvd_compress.core.collectives import Exchange, Exchanging, State, World
-from hvd_compress.core.method import Method, Wrapper
+from hvd_compress.core.method import Method, ReduceScattered, Wrapper
 from hvd_compress.core.state_tree import Residual, Role, kinds
 from hvd_compress.errors import SpecError
 from hvd_compress.methods.cast import Dense
@@ -83,11 +83,25 @@ class Alternatives(Method):
     def exchange(
         self, ops: Ops, bucket: Bucket, x: Array, state: Any, world: World, return_error: bool = False
     ) -> Exchanging:
+        return self._sum(ops, bucket, x, state, world, scatters=False)
+
+    @property
+    def supports_reduce_scatter(self) -> bool:
+        return all(method.supports_reduce_scatter for method in self.methods)
+
+    def reduce_scatter(
+        self, ops: Ops, bucket: Bucket, x: Array, state: Any, world: World, return_error: bool = False
+    ) -> Exchanging:
+        return self._sum(ops, bucket, x, state, world, scatters=True)
+
+    def _sum(self, ops: Ops, bucket: Bucket, x: Array, state: Any, world: World, scatters: bool) -> Exchanging:
+        """Sum by the active method, in full or by its reduce-scatter."""
         last, now = self.turn(state)
-        method, inners = self.active(last, now), list(state.inner)
+        active, inners = self.active(last, now), list(state.inner)
+        method = ReduceScattered(active) if scatters else active
         if now != last and _may_hold(inners[last]):
             x, inners[last] = bare(self.methods[last]).flush(ops, bucket, x, inners[last], world)
-        if isinstance(method, ErrorFeedback):
+        if isinstance(active, ErrorFeedback):
             before = ErrorFeedbackState(state.residual, inners[now])
             exchange = yield from method.exchange(ops, bucket, x, before, world)
             residual, inners[now] = exchange.state
@@ -195,6 +209,10 @@ class Choice(Alternatives):
     def merges(self) -> bool:
         return any(self.linear_method(number) is None for number in range(len(self.candidates)))
 
+    @property
+    def supports_reduce_scatter(self) -> bool:
+        return any(method.supports_reduce_scatter for method in self.methods)  # a race leaves out the others
+
     def turn(self, state: ChoiceState) -> tuple[int, int]:
         return state.last, state.chosen
 
@@ -216,6 +234,10 @@ class Choice(Alternatives):
         """Return whether no residual is left, if the chosen candidate is linear."""
         return state.chosen == state.last or not self.keeps(state.last)
 
+    def is_plain(self, state: ChoiceState) -> bool:
+        """Return whether the next exchange sums gradients as they are: nothing is compressed, and no residual left."""
+        return state.chosen == state.last and not self.keeps(state.last)
+
     def choose(self, state: ChoiceState, number: int) -> ChoiceState:
         """Return the state with another candidate chosen."""
         return state._replace(chosen=number)
@@ -224,3 +246,29 @@ class Choice(Alternatives):
         """Return a candidate without its error feedback, if it is linear."""
         method = bare(self.candidates[number])
         return method if method.linear else None
+
+
+def choice_of(method: Method) -> Choice | None:
+    """Return the choice that a method is, or whose reduce-scatter it is: the state is that of the choice."""
+    inner = method.inner if isinstance(method, ReduceScattered) else method
+    return inner if isinstance(inner, Choice) else None
+
+
+def uncompressed(scatters: bool) -> Method:
+    """Return the method that sums gradients as they are, in full or so that each rank receives its part."""
+    return ReduceScattered(Dense()) if scatters else Dense()
+
+
+def is_plain(method: Method, state: Any) -> bool:
+    """Return whether the next exchange sums gradients as they are: nothing is compressed, and no residual left."""
+    choice = choice_of(method)
+    if choice is not None:
+        return choice.is_plain(state)
+    return method in (uncompressed(scatters=False), uncompressed(scatters=True))
+
+
+def unable(method: Method) -> set[int]:
+    """Return the numbers of the candidates that cannot take part, if the method is the reduce-scatter of a choice."""
+    choice = choice_of(method)
+    candidates = () if choice is None or choice is method else choice.candidates
+    return {number for number, one in enumerate(candidates) if not one.supports_reduce_scatter}

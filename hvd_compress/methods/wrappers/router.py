@@ -239,8 +239,8 @@ def check_fixed(router: Routable, where: str) -> Routable:
     """
     if isinstance(router, Auto):
         raise UnsupportedError(
-            f"auto is not supported {where}: name a method, such as 'qsgd'; auto chooses for DistributedDataParallel"
-            " and Horovod's optimizers and tapes, and logs the method to name"
+            f"auto is not supported {where}: name a method, such as 'qsgd'; auto chooses for DistributedDataParallel,"
+            " FSDP2, and Horovod's optimizers and tapes, and logs the method to name"
         )
     return router
 

@@ -62,8 +62,8 @@ class Clock:
             for session in compression.sessions.values():
                 steps = self._steps.get(id(session), 0)
                 if session.steps != steps and session.race is not None:
-                    fast = session.race.choice == self.fastest or hvd.rank() > 0
-                    self._now += 1.0 if fast else 2.0
+                    fast = session.states[0].last == self.fastest or hvd.rank() > 0
+                    self._now += (session.steps - steps) * (1.0 if fast else 2.0)
                 self._steps[id(session)] = session.steps
         return self._now
 

@@ -11,8 +11,10 @@ import pytest
 import torch
 from horovod.torch.mpi_ops import mpi_lib
 from parallel.pytorch.ddp_training import group_of
+from parallel.pytorch.race_clock import Clock
 from parallel.pytorch.training import EVEN, ODD, SIZE
 
+from hvd_compress.engine import autotune
 from hvd_compress.torch.waiting import nap
 
 
@@ -51,3 +53,11 @@ def process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     place = hvd.broadcast_object(str(tmp_path_factory.mktemp("group") / "store"))
     with group_of(SIZE, place):
         yield
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of ``auto``."""
+    made = Clock()
+    monkeypatch.setattr(autotune, "time", made)
+    return made

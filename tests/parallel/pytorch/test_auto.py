@@ -10,6 +10,7 @@ import horovod.torch as hvd
 import pytest
 import torch
 from parallel.pytorch.ddp_training import loss_of, weights
+from parallel.pytorch.race_clock import CANDIDATES, ENOUGH, FP16, NONE, QSGD, TOPK, Clock, race_of
 from parallel.pytorch.training import SIZE, Job, assert_ranks_equal, make_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -17,45 +18,8 @@ from torch.optim import Optimizer
 
 import hvd_compress.torch
 from hvd_compress.distributed import Compression, DistributedCompressor, hook
-from hvd_compress.engine import autotune
-from hvd_compress.engine.race import Race, Trial
+from hvd_compress.engine.race import Trial
 from hvd_compress.errors import UnsupportedError
-
-NONE, FP16, QSGD, TOPK = range(4)
-CANDIDATES = ["qsgd:bits=8,min_size=0", "topk:ratio=0.1,min_size=0"]
-
-ENOUGH = 40
-"""Steps in which a comparison ends."""
-
-
-def race_of(compression: Any) -> Race:
-    (session,) = compression._sessions()
-    assert isinstance(session.race, Race)
-    return session.race
-
-
-class Clock:
-    """In the place of `time`: each step of the fastest candidate takes a second, of others two."""
-
-    def __init__(self) -> None:
-        self.compression: Any = None
-        self.fastest = NONE
-        self._now, self._steps = 0.0, 0
-
-    def perf_counter(self) -> float:
-        """As that of `time`."""
-        if self.compression is not None and (sessions := self.compression._sessions()):
-            if sessions[0].steps != self._steps and sessions[0].race is not None:
-                self._now += 1.0 if sessions[0].race.choice == self.fastest else 2.0
-            self._steps = sessions[0].steps
-        return self._now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(autotune, "time", made)
-    return made
 
 
 class Training:

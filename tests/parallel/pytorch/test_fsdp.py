@@ -34,6 +34,7 @@ pytestmark = pytest.mark.usefixtures("process_group")
 
 EIGHT_BITS = "vectors=on,min_size=0"
 FEEDBACK = "qsgd:bits=8,feedback=on,vectors=on,min_size=0"
+ONE_BIT = "efsignsgd:vectors=on,min_size=0"
 
 
 def mesh() -> DeviceMesh:
@@ -205,6 +206,18 @@ def test_updates_that_were_clipped_are_refused() -> None:
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     with pytest.raises(UnsupportedError, match=r"instead of torch\.nn\.utils\.clip_grad_norm_, .*clip_norm"):
         optimizer.step()
+
+
+def test_phases_hand_the_residual_on() -> None:
+    plain, ours = Job(None), Job(Compression.phases({0: "none", 2: FEEDBACK, 4: ONE_BIT, 6: "none"}))
+    given, delivered = torch.zeros(()), torch.zeros(())
+    for step in range(7):
+        for job in (plain, ours):
+            job.backward(step)
+        given, delivered = given + plain.grads(), delivered + ours.grads()
+        assert torch.allclose(given, delivered, atol=1e-5) is (step not in (2, 3, 4, 5))
+        for job in (plain, ours):
+            job.optimizer.zero_grad()
 
 
 def test_the_sum() -> None:
@@ -399,7 +412,6 @@ class Branches(nn.Module):
         return [grad if grad is None else grad.full_tensor() for grad in grads]
 
 
-ONE_BIT = "efsignsgd:vectors=on,min_size=0"
 USES = ["01", "0", "12", "02", "012", "1", "20"]
 
 
@@ -595,8 +607,6 @@ def test_what_is_not_supported_says_so() -> None:
         Job("topk:ratio=0.1")
     with pytest.raises(UnsupportedError, match="cannot reduce-scatter"):
         Job("qsgd:start=8,bits=8")
-    with pytest.raises(UnsupportedError, match="auto is not supported with fully_shard: name a method"):
-        Job("auto")
     with pytest.raises(UnsupportedError, match="fully_shard"):
         Compression.qsgd().register(make_model())
     with pytest.raises(SpecError, match="op='max'"):
