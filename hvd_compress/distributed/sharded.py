@@ -126,11 +126,9 @@ class ShardedReducer:
         largest = max(trained, key=lambda one: math.prod(one.shape))
         method: Method = self._common.method.route(largest.name, largest.shape)
         world = self._transports[self.scheme.ranks(group)].world
-        return GroupBuckets(group, self._summed(method), world, world.size if self.scheme.replicas is None else 1)
-
-    def _summed(self, method: Method) -> Method:
-        """Return how a method sums here: over the replicas, or so that each rank receives its part."""
-        return ReduceScattered(method) if self.scheme.replicas is None else method
+        if self.scheme.replicas is None:
+            return GroupBuckets(group, ReduceScattered(method), world, world.size)
+        return GroupBuckets(group, method, world, 1)
 
     def attach(self, model: nn.Module, gather: str, optimizers: Sequence[Any]) -> None:
         """Set the communication of all modules of the model.
@@ -280,7 +278,7 @@ class ShardedReducer:
         """Sum gradients in their own dtype, as FSDP itself does; otherwise like `_exchange`."""
         if not more:
             bucket.rest()
-        method, meter = uncompressed(self.scheme.replicas is None), self._common.meter
+        method, meter = uncompressed(bucket.method), self._common.meter
         with meter.time("wait"):
             flight = InFlight(method, bucket.ops, bucket.bucket, grad, (), transport, "", count=meter.count)
             while flight.result is None:

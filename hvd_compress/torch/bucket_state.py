@@ -12,7 +12,7 @@ from hvd_compress.checkpoint.resharding import places_of, slices
 from hvd_compress.core.bucketing import Planned
 from hvd_compress.core.collectives import State, World
 from hvd_compress.core.state_tree import Kind, Per, flatten, kinds, unflatten
-from hvd_compress.methods.wrappers.alternatives import choice_of, is_plain
+from hvd_compress.methods.wrappers.alternatives import choice_of, uncompressed
 from hvd_compress.methods.wrappers.hierarchy import cut
 from hvd_compress.ops.torch_devices import torch_ops
 
@@ -67,7 +67,9 @@ class BucketState:
     @property
     def plain(self) -> bool:
         """Whether the next exchange sums gradients as they are: nothing is compressed, and no residual left."""
-        return is_plain(self.method, self.state)
+        if self._choice is not None:
+            return self._choice.is_plain(self.state)
+        return self.method == uncompressed(self.method)
 
     def buffer(self, more: bool = False) -> Tensor:
         """Return memory for the gradients of a step; the previous step cannot be undone after that.

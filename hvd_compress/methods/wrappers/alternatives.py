@@ -254,17 +254,9 @@ def choice_of(method: Method) -> Choice | None:
     return inner if isinstance(inner, Choice) else None
 
 
-def uncompressed(scatters: bool) -> Method:
-    """Return the method that sums gradients as they are, in full or so that each rank receives its part."""
-    return ReduceScattered(Dense()) if scatters else Dense()
-
-
-def is_plain(method: Method, state: Any) -> bool:
-    """Return whether the next exchange sums gradients as they are: nothing is compressed, and no residual left."""
-    choice = choice_of(method)
-    if choice is not None:
-        return choice.is_plain(state)
-    return method in (uncompressed(scatters=False), uncompressed(scatters=True))
+def uncompressed(method: Method) -> Method:
+    """Return the sum of gradients as they are, as a reduce-scatter if a method is one."""
+    return ReduceScattered(Dense()) if isinstance(method, ReduceScattered) else Dense()
 
 
 def unable(method: Method) -> set[int]:
