@@ -38,6 +38,7 @@ as far as all others in each step, but to either side at random. *AdamW* is the 
 with AdamW, in nats per byte, and to one whose optimizer has `betas=(0.0, b2)` ([measured](#with-adamw)). *State* is
 what a rank keeps between steps, in bytes for each coordinate, the residual included."""
 
+
 def families() -> list[type[Method]]:
     """Return the public base classes that several methods share."""
     found: dict[type[Method], None] = {}
