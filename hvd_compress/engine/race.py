@@ -54,7 +54,7 @@ CLOSE = 1.5
 """Candidates whose steps took up to this multiple of the chosen one's are timed again."""
 
 MORE_AGAIN = 8
-"""Timed steps of each round when candidates are timed again."""
+"""Timed steps of each round when candidates are timed again, if as many are allowed."""
 
 MAX_ERROR = 0.1
 """Default limit of the relative squared error of methods without error feedback."""
@@ -261,11 +261,13 @@ class Race:
             one._replace(times=[], verdict="" if one.seconds <= limit else one.verdict or "slower")
             for one in last.runners
         ]
-        if sum(not one.verdict for one in runners) < 2:
+        close = sum(not one.verdict for one in runners)
+        steps = min(MORE_AGAIN, self._router.probe // close - 1)
+        if close < 2 or steps < LOOK:
             return chosen
         comparison = last._replace(begin=begin, steps=0, runners=runners)
         self.comparisons.append(comparison)
-        yield from self._turns(runners, begin, MORE_AGAIN)
+        yield from self._turns(runners, begin, steps)
         best = self._decided(comparison, runners, chosen, elapsed)
         if best == chosen:
             self._told = len(self.comparisons)  # it is no news

@@ -112,6 +112,16 @@ def test_its_steps_are_bounded(times: list[float], probe: int) -> None:
     assert all(job.race.comparisons[0].runners[number].times for number in (0, 1)), "these are always tried"
 
 
+@given(TIMES, st.integers(20, 80), st.integers(0, 100))
+def test_timing_again_is_bounded_too(times: list[float], probe: int, seed: int) -> None:
+    """Also if all are close, and few steps are allowed."""
+    near = [0.1 + 0.05 * value for value in times]
+    job = Simulation(steady(near, noise=0.2, seed=seed), auto(SPECS, probe=probe)).run(700)
+    for one in job.race.comparisons[1:]:
+        assert one.steps <= probe and one.runners[one.chosen].times
+    assert near[job.race.choice] <= 1.3 * min(near)
+
+
 def test_a_slow_candidate_is_given_up_early() -> None:
     times = [0.5, 0.4, 0.1, 1.0, 1.0, 1.0]
     job = Simulation(steady(times)).run(100)

@@ -21,6 +21,7 @@ from hvd_compress.tools.advise.constants import Constants, read_constants
 from hvd_compress.tools.advise.curves import Curve
 from hvd_compress.tools.advise.model import Framework, Prediction, Setup, baseline, matrix_side, predict
 from hvd_compress.tools.advise.rates import Rates
+from hvd_compress.tools.advise.request import Request
 from hvd_compress.tools.advise.target import Backend, Device, Target, read_target
 from hvd_compress.tools.advise.validated import beyond
 from hvd_compress.tools.bench.distributed.results import BASELINES
@@ -142,7 +143,8 @@ def advise(
                     raise SpecError(f"{name} is not allowed by torchrun, where the cluster is measured: leave it out")
             seconds = 0.0 if compute is None else read_time("compute", compute, zero=True)
             specs = split_specs(methods) if methods else []
-            measure(number, matrix_side(number or side**2, side), model or "", seconds, optimizer, loss, specs, as_json)
+            adam, its_side = optimizer == "adamw", matrix_side(number or side**2, side)
+            measure(Request(number, its_side, model or "", seconds, adam, loss, specs), as_json)
             return
         target = read_target(device, backend, framework)
         shapes = _shapes(model) if model else None
@@ -218,39 +220,26 @@ def _rates(specs: Sequence[str], size: int, side: int, turns: int) -> Rates:
         return rates.measure(specs, size, side, turns, begins)
 
 
-def measure(
-    params: int,
-    side: int,
-    model: str,
-    compute: float,
-    optimizer: Optimizer,
-    loss: Loss,
-    specs: list[str],
-    as_json: Path | None,
-) -> None:
+def measure(request: Request, as_json: Path | None) -> None:
     """Compare the candidates on these ranks, and let one of them show it."""
     with required("advise by torchrun", "torch", "torch"):
         import torch
 
         from hvd_compress.tools.advise import here
-    request = here.Request(params, side, model, compute, optimizer == "adamw", loss, specs)
     rank, found = here.race(request, "cuda" if torch.cuda.is_available() else "cpu")
     if rank.rank:
         return
     chosen = pinned(found.runners[found.chosen].spec)
-    rows = [race_report.row(one) for one in found.runners]
-    what = model or f"{write_count(params)} parameters"
-    nodes = counted(rank.size // rank.local_size, "node")
-    title = f"Measured: {what}, {rank.size} ranks on {nodes}, {rank.device.partition(':')[0]}"
-    screen().print(Grid(title, race_report.HEADS, rows))
+    what, nodes = request.model or f"{write_count(request.params)} parameters", rank.size // rank.local_size
+    title = f"Measured: {what}, {rank.size} ranks on {counted(nodes, 'node')}, {rank.device.partition(':')[0]}"
+    screen().print(Grid(title, race_report.HEADS, [race_report.row(one) for one in found.runners]))
     say(race_report.words(found))
-    if not model and not compute:
+    if not (request.model or request.compute):
         note("Without --compute, a step is its exchange alone; the longer a step computes, the less there is to gain.")
     say(_taken(chosen), "bold")
-    facts: dict[str, Any] = {"machine": Machine.here()._asdict(), "ranks": rank.size, "compute": compute}
-    facts |= {"params": params, "model": model, "optimizer": optimizer, "chosen": chosen}
-    facts["candidates"] = [one._asdict() | {"facts": one.facts._asdict()} for one in found.runners]
-    write_json(as_json, _finite(facts))
+    candidates = [one._asdict() | {"facts": one.facts._asdict()} for one in found.runners]
+    facts: dict[str, Any] = {"machine": Machine.here()._asdict(), "request": request._asdict(), "ranks": rank.size}
+    write_json(as_json, _finite(facts | {"chosen": chosen, "candidates": candidates}))
 
 
 def _take(found: Sequence[Prediction]) -> str:

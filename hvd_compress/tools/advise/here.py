@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,30 +12,9 @@ from hvd_compress.distributed import Compression
 from hvd_compress.engine.race import Comparison
 from hvd_compress.errors import SpecError
 from hvd_compress.tools.advise.models import NormalModel, own_model, squares
+from hvd_compress.tools.advise.request import Request
 from hvd_compress.tools.ranks.group import GroupRank
 from hvd_compress.tools.ranks.process import Device
-
-
-class Request(NamedTuple):
-    """What to compare, and on what.
-
-    Attributes:
-        params: Number of parameters; 0 if there is a model.
-        side: Rows and columns of their matrices.
-        model: Function that makes the model, as ``file.py:function``; "" for one of so many parameters.
-        compute: Seconds that a step of a model of so many parameters takes besides its exchange.
-        adam: Whether the optimizer is Adam or one of its variants.
-        loss: Allowed increase of the loss.
-        candidates: Specs to compare; none for those of ``auto``.
-    """
-
-    params: int
-    side: int
-    model: str
-    compute: float
-    adam: bool
-    loss: str
-    candidates: list[str]
 
 
 def race(request: Request, device: Device) -> tuple[GroupRank, Comparison]:
