@@ -134,7 +134,7 @@ def table(found: Sequence[tuple[Published, float]]) -> str:
         )
         for one, gain in found
     ]
-    return markdown([heads, *rows], "lllrrr")
+    return markdown([heads, *rows], "llllrr")
 
 
 if __name__ == "__main__":
