@@ -33,7 +33,7 @@ class Step:
 
     @property
     def finite(self) -> bool:
-        """Whether all gradients were finite on all ranks, once it has ended; waits for the device at first."""
+        """Whether all gradients of an ended step were finite on all ranks; the first call waits for the device."""
         if self._finite is None:
             assert self.bad is not None
             self._finite = not self.bad.any()

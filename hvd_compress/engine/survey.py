@@ -60,7 +60,7 @@ class Part(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What the survey of a bucket has found.
+    """Facts of the candidates in one bucket.
 
     Attributes:
         numel: Number of coordinates of the bucket.

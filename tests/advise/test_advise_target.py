@@ -59,8 +59,8 @@ def test_a_gpu_whose_kernels_were_measured_takes_as_many_copies() -> None:
     found = GPUS.rates(NO_RATES, ["qsgd", "qsgd:twoway=on"], Constants(memory=1e-12))
     one, both = (found.methods[spec] for spec in ("qsgd", "qsgd:twoway=on"))
     assert one.encode == both.encode == pytest.approx((FILL + KERNELS["qsgd"].encode) * 8e-12)
-    assert one.decoding(5) == pytest.approx(5 * KERNELS["qsgd"].decode * 8e-12), "each payload is of a whole gradient"
-    assert both.decoding(5) == pytest.approx(2 * KERNELS["qsgd"].decode * 8e-12), "all parts, and then the sum"
+    assert one.decoding(5) == pytest.approx(5 * KERNELS["qsgd"].each * 8e-12), "each payload is of a whole gradient"
+    assert both.decoding(5) == pytest.approx(2 * KERNELS["qsgd"].each * 8e-12), "all parts, and then the sum"
 
 
 def test_launches_take_as_long_as_there_are_gradients() -> None:

@@ -321,4 +321,4 @@ def _finite(value: Any) -> Any:
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(one) for one in value]
-    return None if isinstance(value, float) and (value - value != 0) else value
+    return None if isinstance(value, float) and value - value != 0 else value

@@ -37,11 +37,11 @@ REACHED = 0.8
 GB/s."""
 
 KERNELS = {
-    "bf16": Rate(3.0, 1.1, 0.0),
-    "fp8": Rate(1.9, 2.9, 0.0),
-    "block8": Rate(5.1, 2.1, 0.0),
-    "qsgd": Rate(1.6, 2.2, 0.0),
-    "efsignsgd": Rate(1.6, 2.0, 0.0),
+    "bf16": Rate(3.0, 0.0, 1.1),
+    "fp8": Rate(1.9, 0.0, 2.9),
+    "block8": Rate(5.1, 0.0, 2.1),
+    "qsgd": Rate(1.6, 0.0, 2.2),
+    "efsignsgd": Rate(1.6, 0.0, 2.0),
     "ctk": Rate(12.8, 0.0, 0.7),
     "topk": Rate(12.3, 0.5, 0.3),
     "powersgd": Rate(2.6, 1.3, 0.0),
@@ -78,8 +78,6 @@ def gpu_rate(name: str, grows: bool, copy: float) -> Rate:
         copy: Seconds per parameter of a copy.
     """
     encode, decode, each = KERNELS[name]
-    if grows:
-        decode, each = (decode, each) if each else (0.0, decode)
-    else:
-        decode = 2 * (decode + each)
-    return Rate(copy * (FILL + encode), copy * decode, copy * each if grows else 0.0)
+    if not grows:  # a rank decodes its part of all payloads, and then all parts of the sum
+        decode, each = decode + 2 * each, 0.0
+    return Rate(copy * (FILL + encode), copy * decode, copy * each)

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from hvd_compress.errors import SpecError
+from hvd_compress.tools.advise.constants import Constants
 from hvd_compress.tools.bench.traffic import RMS
 from hvd_compress.tools.own_code import own_function
-
-_BACKWARD = 2 / 3
-"""Share of a step that is the backward pass."""
 
 
 class _Gradient(torch.autograd.Function):
@@ -51,9 +49,10 @@ class NormalModel(nn.Module):
 
     def forward(self) -> Tensor:
         """Return a loss of zero."""
-        time.sleep((1 - _BACKWARD) * self._compute)
+        backward = Constants().backward
+        time.sleep((1 - backward) * self._compute)
         gradient: Callable[[Tensor, Tensor, float], Tensor] = _Gradient.apply
-        share = _BACKWARD * self._compute / len(self._all)
+        share = backward * self._compute / len(self._all)
         noise: Tensor = self._noise  # type: ignore[assignment]
         return torch.stack([gradient(p, noise[: p.numel()], share) for p in self._all]).sum()
 

@@ -1,4 +1,4 @@
-"""What ``hvd-compress advise`` compares on a cluster."""
+"""Settings of a comparison that ``hvd-compress advise`` runs on a cluster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Request(NamedTuple):
-    """What to compare, and on what.
+    """Settings of a comparison.
 
     Attributes:
         params: Number of parameters; 0 if there is a model.
