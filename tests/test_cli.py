@@ -44,7 +44,7 @@ def test_methods() -> None:
     assert one["rounds"] == 1 and one["bits"] == {str(size): bits for size, bits in cost("topk").bits.items()}
 
 
-PLAN = "advise --params 1M --nodes 4 --rate 1gbit --compute 10ms"
+ADVISE = "advise --params 1M --nodes 4 --rate 1gbit --compute 10ms"
 
 WRONG = {
     "nothing": "No such command 'nothing'",
@@ -57,7 +57,9 @@ WRONG = {
     "bench steps topk --hosts 2 --rate 1M": "rate='1M' is not allowed",
     "bench exchange topkk": "unknown method 'topkk'",
     "bench methods topk --plot /dev/null/file": "/dev/null",
-    f"{PLAN} --framework ddp --backend mpi": "backend=mpi is not allowed with framework=ddp",
+    f"{ADVISE} --nodes 0": "Invalid value for '--nodes'",
+    f"{ADVISE} --ranks-per-node 0": "Invalid value for '--ranks-per-node'",
+    f"{ADVISE} --framework ddp --backend mpi": "backend=mpi is not allowed with framework=ddp",
 }
 """Requests that are wrong, and a part of the line that says so."""
 

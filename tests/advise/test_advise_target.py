@@ -68,9 +68,9 @@ def test_launches_take_as_long_as_there_are_gradients() -> None:
     constants = GPUS.constants
     known = GPUS.rates(NO_RATES, ["qsgd"], constants)
     without = predict("qsgd", setup, known, constants._replace(launch=0.0)).step
-    assert predict("qsgd", setup, known, constants).step - without == pytest.approx(HOST["qsgd"])
+    assert predict("qsgd", setup, known, constants).step - without == pytest.approx(HOST["qsgd"] / 1000)
     assert predict("qsgd", setup._replace(tensors=322), known, constants).step - without == pytest.approx(
-        2 * HOST["qsgd"]
+        2 * HOST["qsgd"] / 1000
     )
 
 

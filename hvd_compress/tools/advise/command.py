@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 import typer
 from rich.markup import escape
@@ -21,7 +21,7 @@ from hvd_compress.tools.advise.constants import Constants, read_constants
 from hvd_compress.tools.advise.curves import Curve
 from hvd_compress.tools.advise.model import Framework, Prediction, Setup, baseline, matrix_side, predict
 from hvd_compress.tools.advise.rates import Rates
-from hvd_compress.tools.advise.request import Request
+from hvd_compress.tools.advise.request import Request, Shapes
 from hvd_compress.tools.advise.target import Backend, Device, Target, read_target
 from hvd_compress.tools.advise.validated import beyond
 from hvd_compress.tools.bench.distributed.results import BASELINES
@@ -41,9 +41,6 @@ from hvd_compress.tools.terminal import (
 )
 from hvd_compress.tools.units import counted, read_count, read_rate, read_time, write_count
 
-if TYPE_CHECKING:
-    from hvd_compress.tools.advise.models import Shapes
-
 Given = TypeVar("Given")
 
 Optimizer = Literal["adamw", "sgd"]
@@ -54,8 +51,13 @@ PRECONDITIONED = "ctk:preconditioned=on,vectors=on,min_size=0"
 """Keeps the loss of AdamW with a hundredth of the bytes, by an optimizer of its own: docs/results.md, AdamW."""
 
 
+MEASURING = {"params", "model", "optimizer", "loss", "compute", "methods", "side", "as_json"}
+"""Parameters of `advise` by torchrun; others describe a cluster, which is measured then."""
+
+
 @app.command()
 def advise(
+    context: typer.Context,
     params: Annotated[str | None, typer.Option(help="Parameters of the model: 350M, 1.2B, 25557032.")] = None,
     model: Annotated[
         str | None, typer.Option(metavar="FILE.py:FUNCTION", help="Instead: a function that makes the model.")
@@ -74,8 +76,8 @@ def advise(
             help="Compare these with none and 16 bits. [those that keep the loss]",
         ),
     ] = None,
-    nodes: Annotated[int | None, typer.Option(help="Number of nodes. [required, except by torchrun]")] = None,
-    ranks_per_node: Annotated[int, typer.Option(help="Ranks that share the link of a node.")] = 1,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Number of nodes. [required, except by torchrun]")] = None,
+    ranks_per_node: Annotated[int, typer.Option(min=1, help="Ranks that share the link of a node.")] = 1,
     rate: Annotated[
         str | None,
         typer.Option(help="Bandwidth of a node: 10gbit, 25Gbps; or unlimited. [required, except by torchrun]"),
@@ -137,19 +139,17 @@ def advise(
         if (params is None) == (model is None):
             raise SpecError("one of params and model is needed: say --params 350M, or --model FILE.py:FUNCTION")
         number = read_count("params", params) if params else 0
+        asked = split_specs(methods) if methods else []
         if "LOCAL_WORLD_SIZE" in os.environ:
-            for name, given in {"nodes": nodes, "rate": rate, "constant": constant, "rates": rates_from}.items():
-                if given is not None:
-                    raise SpecError(f"{name} is not allowed by torchrun, where the cluster is measured: leave it out")
+            _check_measuring(context)
             seconds = 0.0 if compute is None else read_time("compute", compute, zero=True)
-            specs = split_specs(methods) if methods else []
             adam, its_side = optimizer == "adamw", matrix_side(number or side**2, side)
-            measure(Request(number, its_side, model or "", seconds, adam, loss, specs), as_json)
+            measure(Request(number, its_side, model or "", seconds, adam, loss, asked), as_json)
             return
         target = read_target(device, backend, framework)
-        shapes = _shapes(model) if model else None
+        shapes = _shapes(model) if model else Shapes(number, 0, side, vectors)
         setup = Setup(
-            shapes.params if shapes else number,
+            shapes.params,
             _told("nodes", nodes, "4") * ranks_per_node,
             read_rate("rate", _told("rate", rate, "10gbit")),
             read_time("compute", _told("compute", compute, "250ms")),
@@ -157,25 +157,34 @@ def advise(
             merge,
             ranks_per_node,
             cores_per_rank,
-            shapes.side if shapes else side,
-            shapes.vectors if shapes else vectors,
+            shapes.side,
+            shapes.vectors,
             target.tree,
             framework,
-            shapes.tensors if shapes else 0,
+            shapes.tensors,
         )
         setup.check()
         constants = read_constants(constant or (), target.constants)
         target.check(setup, constants)
-        specs = named(split_specs(methods) if methods else standard(optimizer, loss, setup))
+        specs = named(asked or standard(optimizer, loss, setup))
         if to_plot:
             plot.check(specs)
         unknown = target.unknown(specs)
-        if rates_from:
-            here = rates.read(rates_from, unknown)
-        else:
-            here = _rates(unknown, size, matrix_side(size, setup.side), turns) if unknown else rates.NO_RATES
-        job = Job(setup, target, constants, target.rates(here, specs, constants), "" if methods else optimizer)
+        here = rates.read(rates_from, unknown) if rates_from else _rates(unknown, size, setup.side, turns)
+        job = Job(setup, target, constants, target.rates(here, specs, constants), "" if asked else optimizer)
         report(job, specs, to_plot, as_json)
+
+
+def _check_measuring(context: typer.Context) -> None:
+    """Refuse options that the measurement by torchrun would ignore.
+
+    Raises:
+        SpecError: If there is one.
+    """
+    for one in context.command.params:
+        source = context.get_parameter_source(one.name or "")
+        if source is not None and source.name == "COMMANDLINE" and one.name not in MEASURING:
+            raise SpecError(f"{one.opts[0]} is not allowed by torchrun, which measures this cluster with DDP: omit it")
 
 
 def _told(name: str, value: Given | None, example: str) -> Given:
@@ -216,8 +225,10 @@ def named(methods: Sequence[str]) -> list[str]:
 
 
 def _rates(specs: Sequence[str], size: int, side: int, turns: int) -> Rates:
+    if not specs:
+        return rates.NO_RATES
     with status("Measuring how long compressing takes here") as begins:
-        return rates.measure(specs, size, side, turns, begins)
+        return rates.measure(specs, size, matrix_side(size, side), turns, begins)
 
 
 def measure(request: Request, as_json: Path | None) -> None:

@@ -44,10 +44,10 @@ def race(request: Request, device: Device) -> tuple[GroupRank, Comparison]:
 
 def _made(request: Request, rank: int) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
     """Return the model, and the function from its wrapped form to a loss."""
-    if not request.model:
-        return NormalModel(squares(request.params, request.side), request.compute, rank), nn.Module.__call__
-    model, loss = own_model(request.model)
-    if loss is None:
+    shapes: list[tuple[int, ...]] = [*squares(request.params, request.side)]
+    if request.model:
+        model, loss = own_model(request.model)
+        if loss is not None:
+            return model, loss
         shapes = [tuple(one.shape) or (1,) for one in model.parameters() if one.requires_grad]
-        return NormalModel(shapes, request.compute, rank), nn.Module.__call__
-    return model, loss
+    return NormalModel(shapes, request.compute, rank), nn.Module.__call__

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hvd_compress.errors import SpecError
 from hvd_compress.tools.advise.constants import Constants
+from hvd_compress.tools.advise.request import Shapes
 from hvd_compress.tools.bench.traffic import RMS
 from hvd_compress.tools.own_code import own_function
 
@@ -61,22 +62,6 @@ def squares(params: int, side: int) -> list[tuple[int, int]]:
     """Return the shapes of matrices of a side that have so many parameters, or up to a row more."""
     whole, rest = divmod(params, side * side)
     return [(side, side)] * whole + ([(math.ceil(rest / side), side)] if rest else [])
-
-
-class Shapes(NamedTuple):
-    """Shapes of the gradients of a model.
-
-    Attributes:
-        params: Number of parameters.
-        tensors: Number of gradients.
-        side: Rows and columns of square matrices as large as the others, on average.
-        vectors: Share of the parameters in vectors.
-    """
-
-    params: int
-    tensors: int
-    side: int
-    vectors: float
 
 
 def shapes_of(name: str) -> Shapes:

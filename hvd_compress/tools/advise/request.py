@@ -1,8 +1,24 @@
-"""Settings of a comparison that ``hvd-compress advise`` runs on a cluster."""
+"""What ``hvd-compress advise`` is asked: a model, and the settings of a comparison on a cluster."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+
+class Shapes(NamedTuple):
+    """Shapes of the gradients of a model.
+
+    Attributes:
+        params: Number of parameters.
+        tensors: Number of gradients; 0 for that of matrices of that side.
+        side: Rows and columns of square matrices as large as the others, on average.
+        vectors: Share of the parameters in vectors.
+    """
+
+    params: int
+    tensors: int
+    side: int
+    vectors: float
 
 
 class Request(NamedTuple):
