@@ -35,6 +35,13 @@ def test_unequal_nodes_are_named_on_all_ranks(framework: str) -> None:
     assert "same number of ranks on each node" in said[0] and "localhost has rank 0, 1; 127.0.0.1 has rank 2" in said[0]
 
 
+@FRAMEWORKS
+@pytest.mark.parametrize(("part", "nodes"), [("without sets", [2, 2]), ("train", [2, 1])])
+def test_auto_does_without_nodes_where_they_cannot_be_used(framework: str, part: str, nodes: list[int]) -> None:
+    job = horovodrun(sum(nodes), "gloo", JOB, framework, part, "", "auto", nodes=nodes)
+    assert job.stdout.count("went on") == sum(nodes)
+
+
 @pytest.mark.long
 def test_a_rank_that_is_killed_ends_the_job() -> None:
     job = horovodrun(4, "gloo", JOB, "torch", "killed", "", nodes=[2, 2], check=False)

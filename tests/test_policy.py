@@ -149,6 +149,18 @@ def test_phases_change_the_method_and_hand_the_residual_on() -> None:
     assert sent == [12800] * 2 + [16 * 10] * 3 + [200 + 8] * 3 + [4 * 8 + 1600] * 2
 
 
+def test_phases_with_and_without_nodes_hand_on_all_that_is_kept() -> None:
+    """The servers of the nodes keep something as well, as do those of all ranks after them."""
+    spec, nodes = "efsignsgd:twoway=on", "efsignsgd:twoway=on,hierarchical=on"
+    method = phases({step: parse(one) for step, one in ((0, nodes), (3, spec), (6, nodes), (9, "none"))})
+    world, rng = LocalWorld(method, size=4, local_size=2), np.random.default_rng(0)
+    got = true = 0.0
+    for _ in range(10):
+        grads = [rng.standard_normal((40, 40)) for _ in range(4)]
+        got, true = got + world.step({"w": grads})["w"][0], true + np.mean(grads, axis=0)
+    np.testing.assert_allclose(got, true, atol=1e-9)
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_phases_agree_in_all_frameworks(framework: str) -> None:
     method = phases({0: parse("topk:ratio=0.1"), 2: parse("powersgd:rank=2"), 4: parse("int8")})

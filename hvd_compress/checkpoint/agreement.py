@@ -28,6 +28,9 @@ _MOST_BETA = 0.5
 
 _JOB, _HOST, _NODES = "job", "host", "ranks per node"
 
+MAY_DIFFER = "ranks per node, if equal"
+"""A fact of routers that try nodes; see `Router.tries_nodes`."""
+
 _WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_forward_module"}
 """Parts of parameter names that wrappers add: `torch.compile`, checkpointing, FSDP and Lightning Fabric."""
 
@@ -50,10 +53,12 @@ def describe(method: Routable, merge: Merge, gradients: Sequence[Gradient], worl
     """
     names = unwrapped(g.name for g in gradients)
     nodes: dict[str, Any] = {}
-    if method.hierarchical:
-        if elastic():
-            refuse_elastic("nodes with several ranks (hierarchical=on)")
-        nodes = {_NODES: world.local_size if world.even else f"unlike that of rank {world.rank}"}
+    if method.hierarchical and elastic():
+        refuse_elastic("nodes with several ranks (hierarchical=on)")
+    tries = isinstance(method, Router) and method.tries_nodes
+    if method.hierarchical or tries:
+        name = MAY_DIFFER if tries else _NODES
+        nodes = {name: world.local_size if world.even else f"unlike that of rank {world.rank}"}
     facts = {
         "hvd_compress version": __version__,
         # A bare method has no spec: its string leaves out the options of wrappers, which ranks must agree on as well.
@@ -233,7 +238,7 @@ def check(lines: bytes) -> int:
     first, *others = map(compared, lines.splitlines())
     for rank, other in enumerate(others, start=1):
         for fact in first:
-            if first[fact] != other.get(fact):
+            if first[fact] != other.get(fact) and fact != MAY_DIFFER:
                 if fact == _NODES:
                     _refuse_nodes(lines)
                 a, b = _shortened(first[fact], other.get(fact))

@@ -68,6 +68,11 @@ class Router(ABC):
         """Whether a method is hierarchical; see `Method.hierarchical`."""
         return self.core.hierarchical
 
+    @property
+    def tries_nodes(self) -> bool:
+        """Whether a hierarchical method is used if, and only if, nodes have several ranks each."""
+        return False
+
 
 Routable: TypeAlias = Method | Router
 

@@ -355,10 +355,13 @@ class ShardedReducer:
                 advise_nodes(self._common.method, one.world, scatters=True)
             self._transports = {ranks: self._lane(one) for ranks, one in self._transports.items()}
         self._connected = True
+        if self.race is not None:
+            nodes = any(1 < one.world.local_size < one.world.size for one in self._transports.values())
+            self.race.place(self._agreement.nodes and nodes)
 
     def _lane(self, transport: GroupTransport) -> GroupTransport:
         """Return connections of the ranks of a process group for all groups that they reduce."""
-        if self._common.method.hierarchical:
+        if self._common.method.hierarchical or self._agreement.nodes:
             transport.connect()
         channels = transport.channels([""])
         return channels[""] if channels else transport

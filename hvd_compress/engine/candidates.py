@@ -33,9 +33,13 @@ class Standard(NamedTuple):
 BASELINES = ("none", "fp16:feedback=on")
 """Candidates whatever the user names: no compression, and 16 bits, safe from overflow."""
 
-STANDARD: Sequence[Standard] = (
-    *(Standard(spec, "none", "none") for spec in BASELINES),
-    Standard("bf16", "none", "none"),
+
+def between_nodes(spec: str) -> str:
+    """Return a spec with ``hierarchical=on``."""
+    return f"{spec}{',' if ':' in spec else ':'}hierarchical=on"
+
+
+_COMPRESSED = (
     Standard("qsgd:bits=8,twoway=on", "none", "none"),
     Standard("qsgd", "none", "none"),
     Standard("qsgd:twoway=on", "none", "none"),
@@ -43,6 +47,12 @@ STANDARD: Sequence[Standard] = (
     Standard("powersgd:rank=4", "", "none"),
     Standard("topk:ratio=0.01", "", "none"),
     Standard("efsignsgd:twoway=on", "", "small"),
+)
+
+STANDARD: Sequence[Standard] = (
+    *(Standard(spec, "none", "none") for spec in (*BASELINES, "bf16")),
+    *_COMPRESSED,
+    *(one._replace(spec=between_nodes(one.spec)) for one in _COMPRESSED),
 )
 """Verdicts as measured: docs/methods.md, With AdamW, and docs/results.md."""
 

@@ -13,6 +13,7 @@ from statistics import median
 from typing import NamedTuple, NoReturn, TypeAlias
 
 from hvd_compress.core.method import Method
+from hvd_compress.engine.candidates import between_nodes
 from hvd_compress.engine.survey import Facts
 from hvd_compress.engine.timing import GAIN, Timing
 from hvd_compress.methods.wrappers.alternatives import bare
@@ -58,6 +59,8 @@ MORE_AGAIN = 8
 
 MAX_ERROR = 0.1
 """Default limit of the relative squared error of methods without error feedback."""
+
+NO_NODES = "needs nodes of several ranks"
 
 _NO_FACTS = Facts(math.nan, math.nan, math.nan, math.nan)
 
@@ -154,6 +157,7 @@ class Race:
         steps: Number of steps so far.
         comparisons: All comparisons so far.
         facts: Facts of this rank, from the survey; None if there are none.
+        nodes: Whether ranks communicate within nodes and between them, which hierarchical candidates need.
     """
 
     def __init__(self, router: Auto, adam: bool, size: int, saved: Sequence[Sequence[float]] = ()) -> None:
@@ -164,15 +168,28 @@ class Race:
         self.facts: Sequence[Facts] | None = None
         self._elapsed = 0.0
         self._told = 0
-        self.adam = adam
+        self.adam, self.nodes = adam, False
         self._router, self._size = router, size
         self._times: list[float] = []
         self._settled = 0
         self._reference: Timing | None = None
         if saved:
             self._settled, self._reference = int(saved[0][0]), Timing(*saved[1])
+        self._begin()
+
+    def _begin(self) -> None:
         self._run = self._race(self._settled, self._reference)
         self._ask(next(self._run))
+
+    def place(self, nodes: bool) -> None:
+        """Take note of whether hierarchical candidates can be used; compare anew if the present one cannot.
+
+        All ranks call it with the same value.
+        """
+        self.nodes = nodes
+        if not nodes and self.candidates[self.choice].router.hierarchical:
+            self.choice, self._reference = 0, None
+            self._begin()
 
     def _ask(self, request: Request) -> None:
         self.asks = request
@@ -182,11 +199,14 @@ class Race:
 
     @property
     def surveyed(self) -> list[int]:
-        """Numbers of the candidates whose facts a survey is to find: those that the optimizer allows."""
-        return [number for number, one in enumerate(self.candidates) if self._allows(one)]
+        """Numbers of the candidates whose facts a survey is to find: those that the optimizer and nodes allow."""
+        return [number for number, one in enumerate(self.candidates) if not self._obstacle(one)]
 
-    def _allows(self, candidate: Candidate) -> bool:
-        return candidate.with_adam if self.adam else candidate.with_sgd
+    def _obstacle(self, candidate: Candidate) -> str:
+        """Return why a candidate is not allowed; "" if it is."""
+        if not (candidate.with_adam if self.adam else candidate.with_sgd):
+            return f"costs loss with {'Adam' if self.adam else 'SGD'}"
+        return "" if self.nodes or not candidate.router.hierarchical else NO_NODES
 
     def record(self, seconds: float) -> Sequence[float] | None:
         """Record a step.
@@ -308,7 +328,7 @@ class Race:
             told = yield Stage.SURVEY
         width = len(Facts._fields)
         found = iter(Facts(*told[i : i + width]) for i in range(0, len(told), width))
-        facts = [next(found) if self._allows(one) else _NO_FACTS for one in self.candidates]
+        facts = [_NO_FACTS if self._obstacle(one) else next(found) for one in self.candidates]
         small, large = yield Stage.PROBE
         sent = share("AllReduce", self._size) * (PROBES[1] - PROBES[0])
         per_byte = max(large - small, 0.0) / sent if sent else 0.0  # a single rank sends nothing
@@ -343,19 +363,21 @@ class Race:
         return Runner(self.candidates[number].spec, facts, facts.coding + link, link, [], "")
 
     def _exclude(self, runners: list[Runner]) -> None:
-        """Give a verdict on candidates that the optimizer or the limit of errors excludes."""
+        """Give a verdict on candidates that are not to be tried."""
         for number, candidate in enumerate(self.candidates):
-            one, verdict = runners[number], ""
-            feeds_back = bare(candidate.router.core) is not candidate.router.core
-            limit = self._router.max_error or (math.inf if feeds_back and number > 1 else MAX_ERROR)
-            if not self._allows(candidate):
-                verdict = f"costs loss with {'Adam' if self.adam else 'SGD'}"
-            elif number and not one.facts.error <= limit:
-                unable = math.isnan(one.facts.error)
-                verdict = "it cannot compress these gradients" if unable else f"its error is above {limit:g}"
-            elif candidate.spec == "bf16" and not runners[1].verdict:
-                verdict = "fp16 is safe here"
-            runners[number] = one._replace(verdict=verdict)
+            verdict = self._obstacle(candidate) or self._objection(number, runners)
+            runners[number] = runners[number]._replace(verdict=verdict)
+
+    def _objection(self, number: int, runners: Sequence[Runner]) -> str:
+        """Return why a candidate is not to be tried with these gradients; "" if it is."""
+        candidate, error = self.candidates[number], runners[number].facts.error
+        feeds_back = bare(candidate.router.core) is not candidate.router.core
+        limit = self._router.max_error or (math.inf if feeds_back and number > 1 else MAX_ERROR)
+        if number and math.isnan(error):
+            return "it cannot compress these gradients"
+        if number and error > limit:
+            return f"its error is above {limit:g}"
+        return "fp16 is safe here" if candidate.spec == "bf16" and not runners[1].verdict else ""
 
     def _look(self, runners: list[Runner], before: int, begin: int) -> Generator[Request, Sequence[float], None]:
         """Time a few steps of each candidate, the one that is expected to be the best first."""
@@ -370,6 +392,8 @@ class Race:
             verdict = ""
             if one.link > HOPELESS * best:
                 verdict = f"its exchange would take {one.link:.3g} s"
+            elif _is_worse_of_two(one, runners):
+                verdict = "expected to be slower than the same method with or without hierarchical=on"
             elif left < 1 + LOOK and number not in dense:
                 verdict = "not tried: no steps were left"
             else:
@@ -417,6 +441,16 @@ class Race:
             f"auto chose {spec!r} after {last.steps} steps from step {last.begin + 1} on{why};"
             f" median step times: {', '.join(tried)}; to pin it: Compression.parse({spec!r})"
         )
+
+
+def _is_worse_of_two(runner: Runner, others: Sequence[Runner]) -> bool:
+    """Return whether the same method with or without hierarchy has been tried, and is expected to be much faster."""
+    rivals = [
+        one
+        for one in others
+        if one.times and (one.spec == between_nodes(runner.spec) or runner.spec == between_nodes(one.spec))
+    ]
+    return any(runner.exchange - one.exchange > (GIVE_UP - 1) * one.seconds for one in rivals)
 
 
 def _given_up(runner: Runner, best: float) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hvd_compress.engine.race import Comparison, Race, Runner
+from hvd_compress.engine.race import NO_NODES, Comparison, Race, Runner
 from hvd_compress.errors import SpecError, short
 
 HEADS = ("Candidate", "Expected exchange, ms", "Relative error", "Steps", "Median step, ms", "Verdict")
@@ -58,7 +58,7 @@ def _blocks(races: Mapping[str, Race], form: _Form) -> Iterator[str]:
         for one in race.comparisons:
             if one.steps:
                 yield form.text.format(form.escape(words(one)))
-                yield form.table([HEADS, *map(row, one.runners)])
+                yield form.table([HEADS, *rows(one)])
     yield form.text.format(_LEGEND)
 
 
@@ -74,8 +74,12 @@ def words(one: Comparison) -> str:
     )
 
 
-def row(one: Runner) -> list[str]:
-    """Return the cells below `HEADS`."""
+def rows(one: Comparison) -> list[list[str]]:
+    """Return the cells below `HEADS`, without candidates that need nodes of several ranks if there are none."""
+    return [_row(runner) for runner in one.runners if runner.verdict != NO_NODES]
+
+
+def _row(one: Runner) -> list[str]:
     expected = "-" if math.isnan(one.exchange) else f"{1000 * one.exchange:.3g}"
     error = "-" if math.isnan(one.facts.error) else f"{one.facts.error:.2g}"
     median = f"{1000 * one.seconds:.4g}" if one.times else "-"

@@ -29,8 +29,8 @@ class Facts(NamedTuple):
 
     Attributes:
         coding: Seconds of compression and decompression.
-        bytes: Bytes sent, with rings.
-        rounds: Collectives.
+        bytes: Bytes that leave the node; see `hvd_compress.transport.mirror.wire`.
+        rounds: Collectives, but for those within a node.
         error: Mean over the coordinates of the relative squared error of the gradient that each belongs to: Adam's
             updates do not depend on the scale of a gradient.
     """

@@ -38,6 +38,7 @@ from hvd_compress.tensorflow import verdict
 from hvd_compress.tensorflow.host import Arr, call_on_host
 from hvd_compress.tensorflow.transport import EagerTransport
 from hvd_compress.tensorflow.verdict import Facts, Vote
+from hvd_compress.transport.nodes import connects
 
 Tensor: TypeAlias = Any
 
@@ -96,7 +97,7 @@ class Session(session.Session, tf.train.experimental.PythonState):  # type: igno
         session.Session.__init__(self, gradients, planned, NumpyCompiledOps(self._pool), transport.world)
         self._facts = Facts.of(agreement.describe(method, merge, gradients, transport.world))
         self._membership = Membership(zlib.crc32(self.label.encode())) if agreement.elastic() else None
-        self._unconnected = method.hierarchical
+        self._unconnected = method.hierarchical or method.tries_nodes
         self._method, self._meter = method, meter
         self._rank = hvd.rank()
         self.released = False
@@ -241,12 +242,11 @@ class Session(session.Session, tf.train.experimental.PythonState):  # type: igno
             for planned, s in zip(self.plan, self.states, strict=True)
         ]
         nonfinite = sum(bad for _, bad in merged)
-        finite, self.job = verdict.decide(
+        finite, self.job, nodes = verdict.decide(
             Vote(self._facts, nonfinite, self.steps, self.job, self._rank), self.transport
         )
         if self._unconnected:
-            self.transport.connect()
-            self._unconnected = False
+            self._connect(nodes)
         self._meter.steps += 1
         self._meter.gradient_bytes += sum(array.nbytes for array in present)
         self._meter.bytes_sent += verdict.BYTES + 8 * len(arrays)
@@ -266,6 +266,14 @@ class Session(session.Session, tf.train.experimental.PythonState):  # type: igno
         self._end(counts=fits)
         pieces = [piece for piece in self.pieces(totals) if piece is not None]
         return [*pieces, np.ones(1), np.array(float(size))]
+
+    def _connect(self, nodes: bool) -> None:
+        """Connect the ranks within nodes and across nodes, or tell the race that it cannot be done."""
+        if self.race is None:
+            self.transport.connect()
+        else:
+            self.race.place(nodes and connects(self.transport))
+        self._unconnected = False
 
     def _choose(self, race: Race, arrays: list[Any], scale: float | None) -> None:
         """Choose the method of a step, after a survey of its gradients if the race asks for one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import zlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -15,7 +15,7 @@ from hvd_compress.core.collectives import AllReduce
 from hvd_compress.errors import DisagreementError
 from hvd_compress.tensorflow.transport import EagerTransport
 
-BYTES = 64
+BYTES = 80
 """Bytes that a rank sends."""
 
 _NAME = "hvd_compress.verdict"
@@ -39,15 +39,19 @@ class Facts(NamedTuple):
     Attributes:
         line: From `agreement.describe`.
         checksum: Of what is compared.
+        nodes: What may differ; None for nothing.
     """
 
     line: bytes
     checksum: int
+    nodes: Any
 
     @classmethod
     def of(cls, line: bytes) -> Facts:
         """Return the facts of a line of `agreement.describe`."""
-        return cls(line, zlib.crc32(json.dumps(agreement.compared(line)).encode()))
+        facts = agreement.compared(line)
+        nodes = facts.pop(agreement.MAY_DIFFER, None)
+        return cls(line, zlib.crc32(json.dumps(facts).encode()), nodes)
 
 
 class Vote(NamedTuple):
@@ -74,10 +78,12 @@ class StepVerdict(NamedTuple):
     Attributes:
         finite: Whether all gradients are finite.
         job: Number of what the ranks do together.
+        nodes: Whether all nodes have as many ranks, if that was asked for.
     """
 
     finite: bool
     job: int
+    nodes: bool
 
 
 def decide(vote: Vote, transport: EagerTransport) -> StepVerdict:
@@ -89,11 +95,11 @@ def decide(vote: Vote, transport: EagerTransport) -> StepVerdict:
     """
     moved = vote.rank is not None and vote.rank != hvd.rank()
     drawn = 1 + secrets.randbits(40)  # leaves the user's random generators untouched
-    ranks, *others = agreement.digests([vote.facts.checksum, (vote.steps, vote.job)])
+    ranks, *others = agreement.digests([vote.facts.checksum, (vote.steps, vote.job), vote.facts.nodes])
     mine = np.array([vote.nonfinite, moved, drawn, ranks, *others], np.int64)
     sums = transport.start(AllReduce(mine), _NAME).result()
     nonfinite, moves, drawn, *digests = sums.tolist()
-    alike, same_state = agreement.equal(digests)
+    alike, same_state, nodes = agreement.equal(digests)
     if not alike:
         agreement.check(transport.gather_bytes(vote.facts.line, f"{_NAME}.facts"))
     if moves:
@@ -102,4 +108,4 @@ def decide(vote: Vote, transport: EagerTransport) -> StepVerdict:
         ends = np.array([-vote.steps, vote.steps, -vote.job, vote.job], np.int64)
         least, most, first, last = transport.start(AllReduce(ends, "max"), f"{_NAME}.state").result().tolist()
         raise DisagreementError(_DIFFERENT.format(-least, most, -first, last))
-    return StepVerdict(nonfinite == 0, vote.job or drawn)
+    return StepVerdict(nonfinite == 0, vote.job or drawn, nodes)

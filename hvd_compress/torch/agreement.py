@@ -40,12 +40,14 @@ class Agreement:
             model share none.
         job: Job number that the ranks agreed on, which their saved states carry; 0 before that.
         series: Job number of the ranks when all of them had exchanged nothing yet.
+        nodes: Whether all nodes have as many ranks, if that was asked for.
     """
 
     def __init__(self, method: Router, merge: Merge, gradients: Sequence[Gradient], direct: bool = False) -> None:
         self.due = not agreement.elastic()
         self.verified = False
         self.job = self.series = 0
+        self.nodes = False
         self.place = "" if direct else min(agreement.unwrapped(one.name for one in gradients), default="")
         self._method, self._merge, self._gradients = method, merge, gradients
         self._comparison: _Comparison | None = None
@@ -95,7 +97,7 @@ class Agreement:
         """
         comparison, self._comparison = self._comparison, None
         assert comparison is not None
-        self.job = comparison.verify()
+        self.job, self.nodes = comparison.verify()
         if comparison.all_due:
             self.series = self.job
         self.due, self.verified = False, True
@@ -141,17 +143,22 @@ class _Comparison:
             del _IN_FLIGHT[self._place]  # which would keep the process group
         return bool(self._sums)
 
-    def verify(self) -> int:
-        """Compare the ranks, once all have arrived; return their job number.
+    def verify(self) -> tuple[int, bool]:
+        """Compare the ranks, once all have arrived.
+
+        Returns:
+            Their job number, and whether they have facts that may differ, and are equal.
 
         Raises:
-            DisagreementError: If they differ.
+            DisagreementError: If others differ.
         """
         _, job, *sums = self._sums
-        for title, same in zip(self._titles, agreement.equal(sums), strict=True):
-            if not same:
+        same = dict(zip(self._titles, agreement.equal(sums), strict=True))
+        nodes = same.pop(agreement.MAY_DIFFER, False)
+        for title in same:
+            if not same[title]:
                 self._refuse(title)
-        return job
+        return job, nodes
 
     @property
     def all_due(self) -> bool:

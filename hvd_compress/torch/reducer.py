@@ -41,6 +41,7 @@ from hvd_compress.torch.step import Step
 from hvd_compress.torch.updates import UpdateWatch
 from hvd_compress.torch.verdict import StepVerdict
 from hvd_compress.torch.waiting import StepLock, nap, wait
+from hvd_compress.transport.nodes import connects
 from hvd_compress.transport.protocol import Handle, TrainingTransport
 
 _LOG = logging.getLogger("hvd_compress")
@@ -415,10 +416,13 @@ class Reducer:
             self._buckets.begin(came)
             self._tune()
         if step.held:
-            if self.race is not None and self._surveys:
-                self._survey(self.race, step)
             if self._method.hierarchical:
                 self.transport.connect()
+            if self.race is not None:
+                self.race.place(self._agreement.nodes and connects(self.transport))
+                self._apply(self.race)
+                if self._surveys:
+                    self._survey(self.race, step)
             step.release(self._buckets.layout)
         return True
 

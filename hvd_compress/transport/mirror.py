@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvd_compress.core.collectives import AllGather, AllToAll, Collective, ReduceScatter, World
+from hvd_compress.core.collectives import AllGather, AllToAll, Collective, ReduceScatter, Scope, World
 from hvd_compress.ops import Ops
 from hvd_compress.transport.protocol import Done
 
@@ -22,8 +22,8 @@ class Mirror:
     Attributes:
         world: The ranks.
         missing: Collectives that it does not support.
-        rounds: Number of collectives so far.
-        bytes_sent: Bytes that this rank would have sent to others, with rings.
+        rounds: Number of collectives so far, but for those within a node.
+        bytes_sent: Bytes that would have left the node of this rank; see `wire`.
     """
 
     epoch = 0
@@ -38,10 +38,11 @@ class Mirror:
     def start(self, message: Collective, name: str) -> Done:
         """Answer a collective at once."""
         del name
-        size = self.world.within(message.scope).size
-        self.rounds += 1
-        self.bytes_sent += message.array.nbytes * share(type(message).__name__, size)
-        return Done(self._reply(message, size))
+        world, kind = self.world, type(message).__name__
+        if message.scope != "node":
+            self.rounds += 1
+            self.bytes_sent += message.array.nbytes * wire(kind, message.scope, world.size, world.local_size)
+        return Done(self._reply(message, world.within(message.scope).size))
 
     def _reply(self, message: Collective, size: int) -> Any:
         array = message.array
@@ -63,3 +64,16 @@ def share(kind: str, size: int) -> float:
     """
     part = (size - 1) / size
     return {"AllReduce": 2 * part, "AllGather": size - 1.0}.get(kind, part)
+
+
+def wire(kind: str, scope: Scope, size: int, local_size: int) -> float:
+    """Return what a node sends to others, in units of the payload of a rank; if there is but one, what a rank sends.
+
+    In a ring, ranks of a node are neighbours, and so one of them alone sends to another node. In an alltoall, each of
+    them sends to all that are elsewhere. Across nodes, each of them communicates with ranks of other nodes only.
+    """
+    if scope == "across":
+        return local_size * share(kind, size // local_size)
+    if kind == "AllToAll" and local_size < size:
+        return local_size * (size - local_size) / size
+    return share(kind, size)

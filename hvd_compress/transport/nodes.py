@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from hvd_compress.core.collectives import World
+from hvd_compress.errors import UnsupportedError
+from hvd_compress.transport.protocol import TrainingTransport
 
 _VARIABLES = (
     ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -13,6 +15,23 @@ _VARIABLES = (
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
 )
 """Variables that launchers set: torchrun, horovodrun and mpirun of Open MPI."""
+
+
+def connects(transport: TrainingTransport) -> bool:
+    """Connect the ranks within nodes and across nodes, if there are such and Horovod has been started for it.
+
+    All ranks call it at the same time, once they know that nodes have as many ranks each.
+
+    Returns:
+        Whether they are connected: the same on all ranks.
+    """
+    if not 1 < transport.world.local_size < transport.world.size:
+        return False
+    try:
+        transport.connect()
+    except UnsupportedError:
+        return False
+    return True
 
 
 def placed(ranks: Sequence[int], rank: int, local_rank: int, local_size: int) -> World:

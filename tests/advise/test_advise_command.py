@@ -92,7 +92,7 @@ def test_a_cluster_that_nobody_has_measured_gets_an_answer_with_a_warning(tmp_pa
 
 @pytest.mark.parametrize(("optimizer", "loss"), [("adamw", "none"), ("adamw", "small"), ("sgd", "none")])
 def test_the_candidates_keep_the_loss_with_the_optimizer(optimizer: str, loss: str, tmp_path: Path) -> None:
-    """They are those of ``auto``, also between nodes; only with AdamW, its updates may be compressed."""
+    """They are those of ``auto``; only with AdamW, its updates may be compressed."""
     written = tmp_path / "advice.json"
     options = ("--device", "h100", "--optimizer", optimizer, "--loss", loss, "--json", str(written))
     result = run(*CLUSTER, *options)
@@ -100,10 +100,17 @@ def test_the_candidates_keep_the_loss_with_the_optimizer(optimizer: str, loss: s
     found = {one["spec"] for one in json.loads(written.read_text())["predictions"]}
     candidates = auto(loss=loss).candidates
     kept = {one.spec for one in candidates if (one.with_adam if optimizer == "adamw" else one.with_sgd)}
+    updates = {spec for spec in found if "preconditioned" in spec}
+    assert found - updates - {"fp16"} == kept - {"fp16:feedback=on"}
+    assert len(updates) == (2 if optimizer == "adamw" else 0), "one of them between nodes"
     between = {spec for spec in found if "hierarchical" in spec}
-    assert {spec for spec in found - between if "preconditioned" not in spec} - {"fp16"} == kept - {"fp16:feedback=on"}
-    assert any("preconditioned" in spec for spec in found) == (optimizer == "adamw")
     assert len(between) == len(found - between - {"none", "fp16", "bf16"})
+
+
+def test_without_nodes_of_several_ranks_nothing_is_hierarchical(tmp_path: Path) -> None:
+    written = tmp_path / "advice.json"
+    assert run(*JOB, "--json", str(written)).exit_code == 0
+    assert not any("hierarchical" in one["spec"] for one in json.loads(written.read_text())["predictions"])
 
 
 def test_a_model_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from engine.test_merging import Balance
 from torch import nn
 
 from hvd_compress.engine import autotune
+from hvd_compress.engine.candidates import between_nodes
 from hvd_compress.engine.race import Race, Stage
 from hvd_compress.engine.spec import parse
 from hvd_compress.errors import SpecError, UnsupportedError
@@ -100,6 +101,41 @@ def test_nothing_is_lost_while_candidates_take_turns(clock: Clock, caplog: pytes
     said = [record.getMessage() for record in caplog.records if record.name == "hvd_compress"]
     assert [one for one in said if f"auto chose {SPEC!r}" in one] == said[-1:]
     assert job.compression.stats().chosen == race_of(job).candidates[POWERSGD].spec
+
+
+@pytest.mark.matched("nodes", "nodes by name", "nodes in turns")
+@pytest.mark.parametrize(
+    "spec", ["topk:ratio=0.05,min_size=0", "efsignsgd:twoway=on,min_size=0", "powersgd:rank=2,min_size=0"]
+)
+def test_nothing_is_lost_on_the_way_between_nodes_and_back(spec: str, clock: Clock) -> None:
+    """Candidates are close, so that they take turns. Without compression at last, nothing is kept."""
+    compression = Compression.auto(candidates=[spec, between_nodes(spec)])
+    job = Job(compression, made().model, lr=0.02, momentum=0)
+    balance = Balance(job)
+    clock.times = [100.0, 120.0, 110.0, 110.0]
+    choices = []
+    for step in range(ENOUGH):
+        balance.run(step)
+        clock.jobs = [job]
+        choices.append(race_of(job).choice)
+    assert {2, 3} <= set(choices) and choices[-1] == 0
+    assert len(set(map(tuple, everyone(choices)))) == 1
+    balance.check(1e-3)
+    assert_ranks_equal(job.weights)
+    assert job.compression.stats().bytes_inside > 0
+
+
+@pytest.mark.matched("nodes", "nodes by name")
+def test_a_saved_job_goes_on_between_nodes(clock: Clock) -> None:
+    candidates = ["topk:ratio=0.05,min_size=0,hierarchical=on"]
+    job = Job(Compression.auto(candidates=candidates), made().model, lr=0.02, momentum=0)
+    clock.times = [0.5, 0.4, 0.1]
+    train(job, clock, ENOUGH + 30)
+    after = Job(Compression.auto(candidates=candidates), made().model, lr=0.02, momentum=0)
+    after.compression.load_state_dict(job.compression.state_dict())
+    after.model.load_state_dict(job.model.state_dict())
+    assert torch.equal(after.run(range(300, 304)).weights, job.run(range(300, 304)).weights)
+    assert race_of(after).choice == 2 and race_of(after).comparisons == []
 
 
 def test_it_follows_when_another_one_becomes_the_fastest(clock: Clock) -> None:

@@ -16,6 +16,7 @@ from hvd_compress.core.collectives import World
 from hvd_compress.core.method import ReduceScattered
 from hvd_compress.engine import survey
 from hvd_compress.engine.race import LOOK, MAX_ERROR, WARM_UP, WATCH, Race, Stage, Trial
+from hvd_compress.engine.race_report import rows
 from hvd_compress.engine.spec import auto, parse
 from hvd_compress.engine.survey import Facts
 from hvd_compress.errors import SpecError
@@ -54,6 +55,7 @@ class Simulation:
         self.other = Race(router, adam, 4, saved)
         self.chosen: list[int] = []
         self.spent = 0.0
+        self.known: list[Facts] = []
         self.link = [0.0001, 0.001]
         self._seconds, self._errors = seconds, errors
 
@@ -64,7 +66,7 @@ class Simulation:
 
     def _step(self) -> None:
         if self.race.asks is Stage.SURVEY:
-            known = facts(self._errors, len(self.race.candidates))
+            known = self.known or facts(self._errors, len(self.race.candidates))
             self.race.facts = [known[number] for number in self.race.surveyed]
         seconds = self._seconds(self.race.choice, len(self.chosen))
         self.chosen.append(self.race.choice)
@@ -228,6 +230,48 @@ def test_candidates_are_those_that_keep_the_loss_with_the_optimizer() -> None:
     assert {"none", "fp16:feedback=on", "qsgd"} <= named[0]
     assert named[1] - named[0] == {"powersgd:rank=16", "powersgd:rank=4", "topk:ratio=0.01"}
     assert named[2] - named[0] == {"powersgd:rank=16"}
+
+
+NODES = auto(["qsgd", "qsgd:hierarchical=on", "topk:hierarchical=on"])
+
+
+def test_hierarchical_candidates_need_nodes_of_several_ranks() -> None:
+    alone, placed = (Simulation(lambda number, step: 1.0 / (1 + number), NODES) for _ in range(2))
+    for race in (placed.race, placed.other):
+        race.place(True)
+    alone.run(90)
+    placed.run(90)
+    assert alone.race.candidates[alone.race.choice].spec == "qsgd"
+    assert set(alone.chosen) == {0, 1, 2}, "no other was tried"
+    assert placed.race.candidates[placed.race.choice].spec == "topk:hierarchical=on"
+    short, long = (len(rows(one.race.comparisons[0])) for one in (alone, placed))
+    assert (short, long) == (3, 5), "the report leaves out what cannot be"
+
+
+@pytest.mark.parametrize(("flat", "tall"), [(3e8, 1e6), (1e6, 3e8), (1e6, 1e8)])
+def test_of_a_method_and_the_same_between_nodes_only_the_better_is_tried(flat: float, tall: float) -> None:
+    simulated = Simulation(lambda number, step: 1.0, NODES)
+    simulated.known = [Facts(0.001, nbytes, 1, 0.0) for nbytes in (1e6, 1e6, flat, tall, 1e6)]
+    for race in (simulated.race, simulated.other):
+        race.place(True)
+    simulated.run(90)
+    tried = {2, 3} & set(simulated.chosen)
+    assert tried == ({2, 3} if tall == 1e8 else {3} if tall < flat else {2}), "both, if they are about equal"
+
+
+def test_a_saved_choice_that_needs_nodes_is_given_up_without_them() -> None:
+    first = Simulation(lambda number, step: 1.0 / (1 + number), NODES)
+    for race in (first.race, first.other):
+        race.place(True)
+    first.run(120)
+    saved = first.race.saved
+    for nodes in (True, False):
+        then = Simulation(lambda number, step: 1.0 / (1 + number), NODES, saved=saved)
+        for race in (then.race, then.other):
+            race.place(nodes)
+        then.run(90)
+        assert then.chosen[0] == (first.race.choice if nodes else 0)
+        assert then.race.candidates[then.race.choice].spec == ("topk:hierarchical=on" if nodes else "qsgd")
 
 
 def test_a_gradient_that_is_not_finite_delays_the_survey() -> None:

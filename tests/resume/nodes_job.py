@@ -104,7 +104,7 @@ def main() -> None:
             return
         if part == "late" and hvd.rank() == hvd.size() - 1:
             delay_gathers()
-        job = train(hvd, SPEC).run(2)
+        job = train(hvd, *(specs or [SPEC])).run(2)
         if part == "killed" and hvd.rank() == hvd.size() - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         job.run(2)

@@ -14,6 +14,7 @@ from hvd_compress.core.state_tree import Residual, Role, kinds
 from hvd_compress.errors import SpecError
 from hvd_compress.methods.cast import Dense
 from hvd_compress.methods.wrappers.error_feedback import ErrorFeedback, ErrorFeedbackState
+from hvd_compress.methods.wrappers.hierarchy import Hierarchical
 from hvd_compress.ops import Ops
 from hvd_compress.ops.arrays import Array
 
@@ -53,7 +54,7 @@ class Alternatives(Method):
             SpecError: If there is one.
         """
         for method in self.methods:
-            if isinstance(method, Wrapper) and not isinstance(method, ErrorFeedback):
+            if isinstance(method, Wrapper) and not isinstance(method, ErrorFeedback | Hierarchical):
                 raise SpecError(
                     f"{what} do not support this form of {method}, whose state would be lost when another one takes its"
                     " turn: take feedback=on or off, without momentum, start, warmup, every, delay, measure and"

@@ -224,6 +224,14 @@ class Auto(Several):
     def adds_momentum(self) -> bool:
         return False  # a candidate that does is not taken with Adam, unless the user names it
 
+    @property
+    def hierarchical(self) -> bool:
+        return False
+
+    @property
+    def tries_nodes(self) -> bool:
+        return super().hierarchical
+
     def obstacle(self, name: str, shape: Shape) -> str:
         return ""  # steps are measured with what a candidate leaves uncompressed
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 from hvd_compress.engine import race_report
 from hvd_compress.engine.candidates import BASELINES as AUTO_BASELINES
-from hvd_compress.engine.candidates import LOSSES, STANDARD
+from hvd_compress.engine.candidates import LOSSES, STANDARD, between_nodes
 from hvd_compress.engine.race import pinned
 from hvd_compress.engine.spec import parse
 from hvd_compress.errors import SpecError, UnsupportedError, required
@@ -200,16 +200,12 @@ def _shapes(model: str) -> Shapes:
 
 
 def standard(optimizer: Optimizer, loss: Loss, setup: Setup) -> list[str]:
-    """Return the candidates of ``auto``, and besides those that it cannot take turns with.
-
-    These compress updates of AdamW, or between nodes alone.
-    """
+    """Return the candidates of ``auto``, and those that compress updates of AdamW, which it cannot take turns with."""
     adam = optimizer == "adamw"
     specs = [one.spec for one in STANDARD if one.keeps(loss, adam) and one.spec not in AUTO_BASELINES]
-    specs += [PRECONDITIONED] if adam else []
-    if 1 < setup.ranks_per_node < setup.ranks:
-        specs += [f"{one}{',' if ':' in one else ':'}hierarchical=on" for one in specs if one != "bf16"]
-    return specs
+    specs += [PRECONDITIONED, between_nodes(PRECONDITIONED)] if adam else []
+    nodes = 1 < setup.ranks_per_node < setup.ranks
+    return [one for one in specs if nodes or not parse(one).hierarchical]
 
 
 def named(methods: Sequence[str]) -> list[str]:
@@ -243,7 +239,7 @@ def measure(request: Request, as_json: Path | None) -> None:
     chosen = pinned(found.runners[found.chosen].spec)
     what, nodes = request.model or f"{write_count(request.params)} parameters", rank.size // rank.local_size
     title = f"Measured: {what}, {rank.size} ranks on {counted(nodes, 'node')}, {rank.device.partition(':')[0]}"
-    screen().print(Grid(title, race_report.HEADS, [race_report.row(one) for one in found.runners]))
+    screen().print(Grid(title, race_report.HEADS, race_report.rows(found)))
     say(race_report.words(found))
     if not (request.model or request.compute):
         note("Without --compute, a step is its exchange alone; the longer a step computes, the less there is to gain.")

@@ -21,7 +21,7 @@ from hvd_compress.engine.spec import parse
 from hvd_compress.methods import REGISTRY
 from hvd_compress.ops.numpy import NumpyOps
 from hvd_compress.transport.lowering import LACKS, lower
-from hvd_compress.transport.mirror import Mirror, share
+from hvd_compress.transport.mirror import Mirror, share, wire
 
 Arr = npt.NDArray[Any]
 
@@ -53,18 +53,10 @@ class Message(NamedTuple):
         return {"world": ranks, "node": ranks_per_host, "across": ranks // ranks_per_host}[self.scope]
 
     def wire(self, ranks: int, ranks_per_host: int = 1) -> float:
-        """Return the bytes at the network device of a host; 0 if there is one host only.
-
-        In a ring, ranks of a host are neighbours, and so one of them alone sends to another host. In an alltoall, each
-        of them sends to all that are elsewhere. Across nodes, each of them communicates with ranks of other hosts only.
-        """
+        """Return the bytes at the network device of a host; 0 if there is one host only."""
         if ranks <= ranks_per_host or self.scope == "node":
             return 0.0
-        if self.scope == "across":
-            return ranks_per_host * self.sends(ranks, ranks_per_host)
-        if self.kind == "AllToAll":
-            return self.bytes * ranks_per_host * (ranks - ranks_per_host) / ranks
-        return self.bytes * share(self.kind, ranks)
+        return self.bytes * wire(self.kind, self.scope, ranks, ranks_per_host)
 
 
 class Cost(NamedTuple):

@@ -69,6 +69,15 @@ def test_a_restored_job_goes_on_bit_for_bit(spec: str, tmp_path: Path) -> None:
         assert tall.bytes_inside > flat.bytes_inside == 0
 
 
+def test_auto_may_choose_it() -> None:
+    compression = Compression.auto(candidates=[LOSSY[0]], merge=2)
+    job = Tape(compression, model=small_model()).run(60)
+    (session,) = compression.sessions.values()
+    assert session.race is not None and session.race.nodes and session.race.comparisons[0].runners[2].times
+    assert compression.stats().bytes_inside > 0, "it had its steps"
+    assert_ranks_equal(job.weights)
+
+
 def test_other_settings_on_one_rank_are_the_same_error_on_all() -> None:
     inside = "fp16" if hvd.rank() == SIZE - 1 else "none"
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"DisagreementError: .* on the method") as err:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from parallel.pytorch.ddp_training import assert_same_states, loss_of, train, weights
+from parallel.pytorch.race_clock import ENOUGH, Clock, race_of
 from parallel.pytorch.training import EVEN, LOSSLESS, NODES, SIZE, Job, assert_ranks_equal, everyone, make_model
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -20,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.distributed
 from hvd_compress.core.bucketing import _warn as advice
-from hvd_compress.distributed import FullState
+from hvd_compress.distributed import DistributedCompressor, FullState
 from hvd_compress.errors import CompressionError, DisagreementError, StateError, UnsupportedError
 from hvd_compress.torch import Compression
 
@@ -70,6 +71,12 @@ def test_residuals_go_on_without_hierarchy_and_back(spec: str, tmp_path: Path) -
         job.run(1)
 
 
+def test_auto_may_choose_it(clock: Clock) -> None:
+    compression = timed(clock, Compression)
+    assert_ranks_equal(Job(compression).run(ENOUGH).weights)
+    check_choice(compression)
+
+
 def test_a_process_set_with_one_rank_per_node_is_flat() -> None:
     if hvd.rank() % 2 == 0:
         tall = Job(LOSSY, process_set=EVEN).run(4)
@@ -111,6 +118,20 @@ class TestDDP:
         group = dist.new_group(ranks, use_local_synchronization=True)
         flat = train(LOSSY.replace(",hierarchical=on", ""), process_group=group)
         assert torch.equal(weights(train(LOSSY, process_group=group)), weights(flat))
+
+    @pytest.mark.parametrize("most", [0, 256])
+    def test_auto_may_choose_it(self, most: int, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("hvd_compress.distributed.transport._MOST_CONNECTIONS", most)
+        compression = timed(clock, hvd_compress.distributed.Compression)
+        model = DistributedDataParallel(make_model())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        compression.register(model, optimizer=optimizer)
+        for step in range(ENOUGH):
+            loss_of(model, step).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+        check_choice(compression)
+        assert_ranks_equal(weights(model))
 
     def test_a_state_of_horovod_goes_on(self, tmp_path: Path) -> None:
         job, folder = Job(LOSSY).run(3), Path(hvd.broadcast_object(str(tmp_path)))
@@ -184,6 +205,17 @@ class TestFSDP:
         assert_ranks_equal(tall.weights())
         sent, inner = tall.compression.stats().bytes_sent, tall.compression.stats().bytes_inside
         assert sent < 0.51 * flat.compression.stats().bytes_sent and inner > 0
+
+    def test_auto_may_choose_two_levels(self, clock: Clock) -> None:
+        compression = timed(clock, hvd_compress.distributed.Compression)
+        assert_ranks_equal(Sharded(SIZE, compression).run(range(ENOUGH)).weights())
+        check_choice(compression)
+
+    def test_auto_within_nodes_and_between_replicas(self, clock: Clock) -> None:
+        """A node sums without compression; no other group of ranks has several nodes with several ranks."""
+        compression = timed(clock, hvd_compress.distributed.Compression)
+        assert_ranks_equal(Sharded(2, compression).run(range(ENOUGH)).weights())
+        assert race_of(compression).choice < 3 and not race_of(compression).nodes
 
     def test_two_levels_resume_bit_for_bit(self, tmp_path: Path) -> None:
         folder, spec = hvd.broadcast_object(str(tmp_path)), f"{RESIDUAL},hierarchical=on"
@@ -285,14 +317,17 @@ class Sharded:
     Its mesh has both dimensions, or, if its replicas are named, that of the shards only.
     """
 
-    def __init__(self, shards: int, spec: str | None = None, named: bool = False, **options: Any) -> None:
+    def __init__(
+        self, shards: int, spec: str | DistributedCompressor | None = None, named: bool = False, **options: Any
+    ) -> None:
         mesh = init_device_mesh("cpu", (SIZE // shards, shards), mesh_dim_names=("replicate", "shard"))
         with torch.random.fork_rng():
             torch.manual_seed(0)
             self.model: Any = nn.Sequential(nn.Linear(32, 49), nn.ReLU(), nn.Linear(49, 10))  # cannot be halved
         for module in (self.model[0], self.model):
             fully_shard(module, mesh=mesh["shard"] if named else mesh)
-        self.compression = hvd_compress.distributed.Compression.parse(spec or "none")
+        parse = hvd_compress.distributed.Compression.parse
+        self.compression = spec if isinstance(spec, DistributedCompressor) else parse(spec or "none")
         if named:
             options["replicas"] = mesh["replicate"].get_group()
         if spec:
@@ -349,6 +384,21 @@ def train_sharded(shards: int, spec: str | None = None, named: bool = False) -> 
     if spec:
         assert (job.compression.stats().bytes_inside > 0) == ("hierarchical" in spec and shards == 1)
     return job.weights()
+
+
+def timed(clock: Clock, compressions: Any) -> Any:
+    """Return ``auto``, whose fastest candidate is hierarchical."""
+    clock.compression = compressions.auto(candidates=[RESIDUAL, f"{RESIDUAL},hierarchical=on"], merge=2)
+    clock.fastest = 3
+    return clock.compression
+
+
+def check_choice(compression: Any) -> None:
+    """The hierarchical candidate was chosen, and used nodes."""
+    race = race_of(compression)
+    assert race.choice == 3 and race.candidates[3].router.hierarchical, race.comparisons[0].runners
+    assert compression.stats().bytes_inside > 0
+    assert len(set(everyone(race.steps))) == 1
 
 
 def test_other_settings_on_one_rank_are_the_same_error_on_all() -> None:
