@@ -149,7 +149,8 @@ def test_programs_may_take_compressors_with_them(framework: str, name: str) -> N
 
 
 def test_a_factory_that_was_not_called_says_so() -> None:
-    for use in (COMPRESSION.topk.compress, COMPRESSION.topk.decompress, COMPRESSION.topk.register):
+    for name in ("compress", "decompress", "register", "registered", "all_reduce", "load"):
+        use = getattr(COMPRESSION.topk, name)
         with pytest.raises(SpecError, match=r"parentheses are missing: pass Compression.topk\(\)"):
             use(None)
 

@@ -31,8 +31,9 @@ def test_saved_at_20_and_gone_on_to_40(
 
 
 @pytest.mark.long
-def test_a_job_of_one_rank_carries_on_what_two_have_saved(tmp_path: Path) -> None:
-    """Horovod does not call its compression there, so nothing is dealt out; two ranks go on with it again."""
-    for ranks, part in ((2, "first"), (1, "alone"), (2, "second")):
-        job = horovodrun(ranks, "gloo", JOBS / "alone_job.py", part, tmp_path)
+@pytest.mark.parametrize("spec", ["topk:ratio=0.01", "auto"])
+def test_a_job_of_one_rank_carries_on_what_two_have_saved(spec: str, tmp_path: Path) -> None:
+    """Horovod does not call its compression there, so nothing is dealt out; two ranks go on with it again, or three."""
+    for ranks, part in ((2, "first"), (1, "alone"), (2, "second"), (3, "three")):
+        job = horovodrun(ranks, "gloo", JOBS / "alone_job.py", part, tmp_path, spec)
         assert job.stdout.count(f"{part} done") == ranks

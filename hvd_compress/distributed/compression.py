@@ -629,8 +629,8 @@ def hook(state: Registered, bucket: GradBucket) -> torch.futures.Future[torch.Te
         )
     if not hasattr(state, "compressor"):
         raise UnsupportedError(
-            "this state of a communication hook was pickled, which keeps nothing: save by compression.save(folder) or"
-            " FullState(compression), and register a compression with the new model"
+            "this state of a communication hook is not from compression.registered(model), or was pickled, which keeps"
+            " nothing: write compression.register(model); save by compression.save(folder) or FullState(compression)"
         )
     return state.compressor.reduce(state, bucket)
 

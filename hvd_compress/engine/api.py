@@ -80,7 +80,7 @@ class Factory(Generic[C]):
             f"Compression.{self._name} is a factory; the parentheses are missing: pass Compression.{self._name}()"
         )
 
-    compress = decompress = register = all_reduce = _not_called
+    compress = decompress = register = registered = all_reduce = load = _not_called
 
 
 def _checked(spec: str | Routable) -> Router:

@@ -91,6 +91,8 @@ class ReducingCompressor(SaveLoadMixin, CompressorBase):
     if not TYPE_CHECKING:  # mypy would take any attribute for known
 
         def __getattr__(self, name: str) -> NoReturn:
+            if name == "__signature__":  # which DistributedDataParallel looks for, as it inspects a hook
+                raise UnsupportedError("a compression is no communication hook: write compression.register(model)")
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
             if name in _ELSEWHERE:
                 raise AttributeError(f"{message}: {_ELSEWHERE[name]}")

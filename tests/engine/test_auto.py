@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine.ranks import Compression, Job, assert_ranks_equal, everyone, rank
-from engine.test_merging import Balance
-from torch import nn
+from engine.ranks import Compression, Job, assert_ranks_equal, everyone, rank, restart, transport
+from engine.test_merging import Balance, residual
+from torch import Tensor, nn
 
 from hvd_compress.engine import autotune
 from hvd_compress.engine.candidates import between_nodes
@@ -161,6 +161,38 @@ def test_a_saved_job_goes_on_with_its_choice(clock: Clock, tmp_path: Path) -> No
     for other in (after, loaded):
         assert torch.equal(other.run(range(300, 304)).weights, job.weights)
         assert race_of(other).choice == POWERSGD and race_of(other).comparisons == []
+
+
+def kept_by_all(job: Job) -> list[Tensor]:
+    """The sums of the ranks' residuals, by parameter."""
+    return [torch.stack(everyone(residual(job, p))).sum(0) for p in job.model.parameters()]
+
+
+@pytest.mark.matched("channels")
+def test_other_numbers_of_ranks_go_on_with_the_choice(clock: Clock, tmp_path: Path) -> None:
+    """Saved by three ranks, then by two of them and by one, and loaded by three again; no residual is lost."""
+    job = made()
+    train(job, clock, ENOUGH + 30)
+    kept = kept_by_all(job)
+    job.compression.save(tmp_path / "0")
+    for epoch, members in enumerate([[0, 1], [0], [0, 1, 2]], start=1):
+        if transport().thread not in members:
+            continue
+        restart(members, epoch)
+        everyone("those of before have saved")
+        job = made()
+        job.compression.load(tmp_path / str(epoch - 1))
+        balance = Balance(job)
+        for total, residuals in zip(balance.put_in.values(), kept, strict=True):
+            total += residuals if rank() == 0 else 0
+        for step in range(100 * epoch, 100 * epoch + 4):
+            balance.run(step)
+        balance.check()
+        assert race_of(job).choice == POWERSGD and race_of(job).comparisons == []
+        assert_ranks_equal(job.weights)
+        kept = kept_by_all(job)
+        assert max(float(total.abs().max()) for total in kept) > 1e-3
+        job.compression.save(tmp_path / str(epoch))
 
 
 def test_a_rank_may_save_alone_at_any_time(clock: Clock) -> None:

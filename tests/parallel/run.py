@@ -38,6 +38,7 @@ JOBS: dict[tuple[str, str, str], list[str]] = {
     ("pytorch", "gloo", "2"): ["."],
     ("pytorch", "mpi", "3"): [
         "test_catalogue.py",
+        "test_checkpoint.py::test_a_job_goes_on_from_its_checkpoint[auto]",
         "test_ddp.py",
         "test_direct.py",
         "test_driver.py",

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from parallel.pytorch.ddp_training import group_of, loss_of, weights
+from parallel.pytorch.race_clock import CANDIDATES, ENOUGH, TOPK, Clock
 from parallel.pytorch.training import SIZE, make_model
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
@@ -23,15 +24,19 @@ from hvd_compress.errors import StateError
 
 
 class Job:
-    """A training with DDP."""
+    """A training with DDP; its steps are timed by a clock, if any."""
 
-    def __init__(self, spec: str) -> None:
+    def __init__(self, spec: str, clock: Clock | None = None) -> None:
         self.model = DistributedDataParallel(make_model())
-        self.compression = Compression.parse(spec, merge=2).register(self.model)
+        made = Compression.auto(candidates=CANDIDATES, merge=2) if spec == "auto" else Compression.parse(spec, merge=2)
+        self.compression = made.register(self.model)
+        self._clock = clock
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
 
     def run(self, steps: range) -> Job:
         """Train."""
+        if self._clock is not None:
+            self._clock.compression = self.compression
         for step in steps:
             self.optimizer.zero_grad()
             loss_of(self.model, step).backward()  # type: ignore[no-untyped-call]
@@ -49,12 +54,23 @@ class Job:
         assert isinstance(saving, Future)
         saving.result()
 
+    def save(self, folder: Path) -> None:
+        """Save everything."""
+        state_dict_saver.save(self._state(), checkpoint_id=folder)
+
     def load(self, folder: Path) -> Job:
         """Load everything."""
         state = self._state()
         state_dict_loader.load(state, checkpoint_id=folder)
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         return self
+
+    def assert_ranks_equal(self) -> None:
+        """All ranks of the process group hold the same bits."""
+        mine = weights(self.model)
+        found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(found, mine)
+        assert all(torch.equal(one, mine) for one in found)
 
     def residuals(self) -> Tensor:
         """Return the sum of the residuals of all ranks."""
@@ -70,20 +86,29 @@ def folder(tmp_path: Path) -> Path:
     return Path(hvd.broadcast_object(str(tmp_path)))
 
 
-@pytest.mark.parametrize("spec", ["topk:ratio=0.01", "powersgd:rank=2"])
-def test_a_job_goes_on_from_its_checkpoint(spec: str, folder: Path) -> None:
+@pytest.mark.parametrize("spec", ["topk:ratio=0.01", "powersgd:rank=2", "auto"])
+def test_a_job_goes_on_from_its_checkpoint(spec: str, folder: Path, clock: Clock) -> None:
+    """Bit for bit; then with one rank, with one more each time, and with all again, with the sum of the residuals."""
+    clock.fastest = TOPK
+    half = ENOUGH + 30 if spec == "auto" else 6
     with group_of(SIZE, f"{folder}/all"):
-        whole, job = Job(spec).run(range(12)), Job(spec).run(range(6))
+        job = Job(spec, clock).run(range(half))
         residuals = job.residuals()
-        job.save_while_training(folder, range(6, 9))
-        loaded = Job(spec).load(folder).run(range(6, 12))
-        assert torch.equal(weights(loaded.model), weights(whole.model))
-    if hvd.rank() == 0:
-        with group_of(1, f"{folder}/alone"):
-            alone = Job(spec).run(range(1)).load(folder)
-            torch.testing.assert_close(alone.residuals(), residuals)
-            alone.run(range(6, 8))
-    hvd.barrier()
+        job.save_while_training(folder / "0", range(half, half + 3))
+        job.run(range(half + 3, half + 6))
+        loaded = Job(spec, clock).load(folder / "0").run(range(half, half + 6))
+        assert torch.equal(weights(loaded.model), weights(job.model))
+    for ranks in range(1, SIZE + 1):
+        if hvd.rank() < ranks:
+            with group_of(ranks, f"{folder}/first{ranks}"):
+                loaded = Job(spec, clock).run(range(1)).load(folder / str(ranks - 1))
+                torch.testing.assert_close(loaded.residuals(), residuals)
+                loaded.run(range(half, half + 6)).assert_ranks_equal()
+                residuals = loaded.residuals()
+                loaded.save(folder / str(ranks))
+                for race in loaded.compression.races().values():
+                    assert race.choice == TOPK and race.comparisons == []
+        residuals = hvd.broadcast_object(residuals)
 
 
 @pytest.mark.usefixtures("process_group")

@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.torch
 from hvd_compress.distributed import Compression, FullState, hook, meeting
+from hvd_compress.distributed.compression import Registered
 from hvd_compress.errors import DisagreementError, SpecError, StateError, UnsupportedError
 
 pytestmark = pytest.mark.usefixtures("process_group")
@@ -588,12 +589,26 @@ def test_residuals_follow_a_model_to_another_process_group(how: str) -> None:
     torch.testing.assert_close(kept, delivered * SIZE, rtol=1e-4, atol=1e-5)
 
 
-def test_a_pickled_state_of_the_hook_says_how_to_save() -> None:
+@pytest.mark.parametrize(
+    "state_of",
+    [
+        lambda registered: pickle.loads(pickle.dumps(registered)),
+        lambda registered: registered.compressor,
+        lambda _: None,
+    ],
+)
+def test_a_hook_with_another_state_says_what_to_write(state_of: Callable[[Registered], object]) -> None:
     state = Compression.topk().registered(DistributedDataParallel(make_model()))
     again = DistributedDataParallel(make_model())
-    again.register_comm_hook(pickle.loads(pickle.dumps(state)), hook)
-    with pytest.raises(UnsupportedError, match=r"compression.save\(folder\) or FullState"):
+    again.register_comm_hook(state_of(state), hook)
+    with pytest.raises(UnsupportedError, match=r"write compression.register\(model\); save by compression.save"):
         loss_of(again, 0).backward()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("compression", [Compression.fp16, Compression.topk()])
+def test_a_compression_that_is_taken_for_a_hook_says_what_to_write(compression: Any) -> None:
+    with pytest.raises(UnsupportedError, match=r"is no communication hook: write compression.register\(model\)"):
+        DistributedDataParallel(make_model()).register_comm_hook(None, compression)
 
 
 def test_a_rank_alone_trains_as_without_compression() -> None:

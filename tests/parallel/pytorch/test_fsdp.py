@@ -332,8 +332,9 @@ def test_a_group_whose_name_is_a_number_resumes_beside_one_without_a_name() -> N
     assert torch.equal(second.run(range(3, 6)).weights(), whole.run(range(6)).weights())
 
 
-def test_residuals_of_another_number_of_ranks_are_refused() -> None:
-    job = Job(FEEDBACK).run(range(2))
+@pytest.mark.parametrize("spec", [FEEDBACK, "auto"])
+def test_residuals_of_another_number_of_ranks_are_refused(spec: str) -> None:
+    job = Job(spec).run(range(2))
     assert job.compression is not None
     states = FullState(job.compression).state_dict()
     *_, last = states["ranks"]
