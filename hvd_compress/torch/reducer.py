@@ -211,6 +211,10 @@ class Reducer:
         """Return the prefix of the names of collectives; it changes after a disagreement, which may leave some open."""
         return f"hvd_compress.{self.label}.{self._agreement.series:x}"
 
+    def name(self, key: int) -> str:
+        """Return the name of a parameter."""
+        return self._buckets.name(key)
+
     @property
     def waiting(self) -> int:
         """Number of gradients so far in this step, 0 between steps."""

@@ -28,6 +28,7 @@ from hvd_compress.torch.call_registry import CallRegistry
 from hvd_compress.torch.compressor import ReducingCompressor
 from hvd_compress.torch.entry import Entry
 from hvd_compress.torch.horovod import caller
+from hvd_compress.torch.horovod.lone_step import LoneStep, LoneTicket
 from hvd_compress.torch.horovod.placeholders import PlaceholderPool, Placeholders
 from hvd_compress.torch.horovod.transport import HorovodTransport
 from hvd_compress.torch.optimizers import optimizer_facts
@@ -66,6 +67,7 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         self._passthrough = Passthrough(method.core, self._meter)
         self._agreements: weakref.WeakKeyDictionary[Any, Agreement] = weakref.WeakKeyDictionary()
         self._incarnation = caller.incarnation()
+        self._lone: weakref.WeakKeyDictionary[Reducer, LoneStep] = weakref.WeakKeyDictionary()
         self._warned = self._met_sparse = False
         self._taking = True
 
@@ -117,10 +119,18 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
     def _compress_of(self, call: caller.Call, reducer: Reducer, grad: Tensor) -> tuple[Tensor, Any]:
         """Compress a gradient of an optimizer."""
         parameter = call.parameter(grad)
-        if reducer.broken_off() and call.begins_step(parameter):
-            reducer.abort()
-        if not reducer.waiting:
+        if call.begins_step(parameter):
+            self._lone.pop(reducer, None)
+            if reducer.broken_off():
+                reducer.abort()
+        if not (reducer.waiting or reducer in self._lone):
             caller.check_all_reduced(call.optimizer)
+            linear = reducer.alone()
+            if linear is not None:
+                full = caller.full_placeholder(call.optimizer)
+                self._lone[reducer] = LoneStep(reducer, linear, self._meter, full)
+        if reducer in self._lone:
+            return self._lone[reducer].compress(id(parameter), grad)
         placeholder, entry = reducer.add(id(parameter), grad, id(call.members[0]), parameter)
         return placeholder, Ticket(reducer, entry)
 
@@ -151,6 +161,8 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
         with self._lock:
             if isinstance(ctx, Ticket):
                 return self._take(tensor, ctx)
+            if isinstance(ctx, LoneTicket):
+                return ctx.step.decompress(tensor, ctx)
             if ctx is None:
                 return self._count_sparse(tensor)
             self._taking = True

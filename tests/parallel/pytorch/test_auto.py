@@ -160,6 +160,88 @@ def test_an_optimizer_of_horovod(clock: Clock, fastest: int) -> None:
     assert_ranks_equal(job.weights)
 
 
+def horovods(clock: Clock, fastest: int, **options: Any) -> tuple[Job, Job]:
+    """Return a job that has chosen a candidate, and one without compression that goes on from there."""
+    clock.fastest = fastest
+    clock.compression = hvd_compress.torch.Compression.auto(candidates=CANDIDATES, merge=2)
+    mine, plain = Job(clock.compression, **options).run(ENOUGH), Job(hvd.Compression.none, **options)
+    assert race_of(clock.compression).choice == fastest
+    assert_ranks_equal(mine.weights)
+    plain.model.load_state_dict(mine.model.state_dict())
+    plain.optimizer.load_state_dict(copy.deepcopy(mine.optimizer.state_dict()))
+    return mine, plain
+
+
+USES = pytest.mark.parametrize(
+    "options",
+    [{}, {"backward_passes_per_step": 2}, {"num_groups": 2}, {"op": hvd.Sum}, {"gradient_predivide_factor": 2.0}],
+)
+
+
+@USES
+def test_without_compression_it_is_plain_horovod(clock: Clock, options: dict[str, Any]) -> None:
+    mine, plain = horovods(clock, NONE, **options)
+    before = mine.compression.stats()
+    assert torch.equal(mine.run(range(50, 70)).weights, plain.run(range(50, 70)).weights)
+    after, nbytes = mine.compression.stats(), sum(p.nbytes for p in mine.model.parameters())
+    assert after.steps - before.steps == 20
+    assert after.bytes_sent - before.bytes_sent == after.gradient_bytes - before.gradient_bytes == 20 * nbytes
+
+
+@USES
+def test_no_sum_of_horovod_overflows_in_half_precision(clock: Clock, options: dict[str, Any]) -> None:
+    """Gradients a million times as large as float16 can hold are summed as without compression."""
+    mine, plain = horovods(clock, FP16, **options)
+    for job in (mine, plain):
+        job.run(range(50, 52))
+    torch.testing.assert_close(mine.weights, plain.weights, rtol=0, atol=1e-3)
+    assert not torch.equal(mine.weights, plain.weights), "sums in half precision are rounded"
+    plain.model.load_state_dict(mine.model.state_dict())
+    plain.optimizer.load_state_dict(copy.deepcopy(mine.optimizer.state_dict()))
+    for job in (mine, plain):
+        for step in range(52, 54):
+            job.backward(step, lambda model, x, y: 1e12 * nn.functional.cross_entropy(model(x), y))
+            job.optimizer.synchronize()
+            for parameter in job.model.parameters():
+                assert parameter.grad is not None
+                parameter.grad /= 1e12
+            with job.optimizer.skip_synchronize():
+                job.optimizer.step()
+            job.optimizer.zero_grad()
+    torch.testing.assert_close(mine.weights, plain.weights, rtol=0, atol=1e-6)
+    assert_ranks_equal(mine.weights)
+
+
+@pytest.mark.parametrize("fastest", [NONE, FP16, TOPK])
+def test_layers_that_a_step_of_horovod_does_not_use(clock: Clock, fastest: int) -> None:
+    clock.fastest = fastest
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Unused()
+    clock.compression = hvd_compress.torch.Compression.auto(candidates=CANDIDATES, merge=2)
+    job = Job(clock.compression, model).run(ENOUGH + 10)
+    assert race_of(clock.compression).choice == fastest
+    assert_ranks_equal(job.weights)
+    assert job.weights.isfinite().all()
+
+
+@pytest.mark.parametrize("fastest", [NONE, FP16])
+def test_a_gradient_of_horovod_that_is_not_finite_is_seen_by_all(clock: Clock, fastest: int) -> None:
+    """Afterwards training goes on."""
+    mine, _ = horovods(clock, fastest)
+    factor = torch.inf if hvd.rank() == 0 else 1.0
+    mine.backward(50, lambda model, x, y: factor * nn.functional.cross_entropy(model(x), y))
+    mine.optimizer.synchronize()
+    for parameter in mine.model.parameters():
+        assert parameter.grad is not None and not parameter.grad.isfinite().all()
+        parameter.grad.zero_()
+    with mine.optimizer.skip_synchronize():
+        mine.optimizer.step()
+    mine.optimizer.zero_grad()
+    assert mine.run(range(51, 56)).weights.isfinite().all()
+    assert_ranks_equal(mine.weights)
+
+
 def test_direct_calls_of_horovod_are_refused() -> None:
     compression = hvd_compress.torch.Compression.parse("auto")
     with pytest.raises(UnsupportedError, match=r"auto is not supported in direct calls of hvd\.allreduce"):
