@@ -127,10 +127,9 @@ class TorchCompressor(ReducingCompressor, Compressor):  # type: ignore[misc]  # 
             caller.check_all_reduced(call.optimizer)
             linear = reducer.alone()
             if linear is not None:
-                full = caller.full_placeholder(call.optimizer)
-                self._lone[reducer] = LoneStep(reducer, linear, self._meter, full)
+                self._lone[reducer] = LoneStep(linear, self._meter, caller.full_placeholder(call.optimizer))
         if reducer in self._lone:
-            return self._lone[reducer].compress(id(parameter), grad)
+            return self._lone[reducer].compress(reducer, id(parameter), grad)
         placeholder, entry = reducer.add(id(parameter), grad, id(call.members[0]), parameter)
         return placeholder, Ticket(reducer, entry)
 

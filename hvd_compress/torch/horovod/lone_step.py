@@ -19,12 +19,14 @@ class LoneTicket(NamedTuple):
     """Context from ``compress`` to ``decompress``.
 
     Attributes:
+        reducer: Reducer of the gradient.
         step: The step.
         key: Key of the parameter.
         grad: The gradient of this rank.
         drive: Of `Passthrough`.
     """
 
+    reducer: Reducer
     step: LoneStep
     key: int
     grad: Tensor
@@ -38,24 +40,24 @@ class LoneStep:
     step, before the gradients are used.
 
     Args:
-        reducer: Reducer of the gradients.
         method: The linear method to sum by.
         meter: Counters of bytes and time.
         full: Returns Horovod's result for a 1 on each rank, given the world size.
     """
 
-    def __init__(self, reducer: Reducer, method: Method, meter: Meter, full: Callable[[int], float]) -> None:
-        self._reducer, self._full = reducer, full
+    def __init__(self, method: Method, meter: Meter, full: Callable[[int], float]) -> None:
+        self._full = full
         self._may_overflow = method.retains
         self._passthrough = Passthrough(method, meter)
         self._missing = 0
         self._sums: list[tuple[LoneTicket, Tensor]] = []
 
-    def compress(self, key: int, grad: Tensor) -> tuple[Tensor, LoneTicket]:
+    def compress(self, reducer: Reducer, key: int, grad: Tensor) -> tuple[Tensor, LoneTicket]:
         """Return the tensor that Horovod is to sum, and the context for `decompress`."""
         self._missing += 1
         array, drive = self._passthrough.compress(grad)
-        return array, LoneTicket(self, key, grad.detach(), drive)  # Horovod gives the gradient another storage
+        mine = grad.detach()  # Horovod gives the gradient another storage
+        return array, LoneTicket(reducer, self, key, mine, drive)
 
     def decompress(self, tensor: Tensor, ticket: LoneTicket) -> Tensor:
         """Return a reduced gradient, which changes once more if it has overflown; the last one ends the step."""
@@ -64,11 +66,11 @@ class LoneStep:
             self._sums.append((ticket, total))
         self._missing -= 1
         if not self._missing:
-            self._repeat()
-            self._reducer.end_alone()
+            self._repeat(ticket.reducer)
+            ticket.reducer.end_alone()
         return total
 
-    def _repeat(self) -> None:
+    def _repeat(self, reducer: Reducer) -> None:
         """Repeat the sums that have overflown."""
         sums, self._sums = self._sums, []
         if not sums:
@@ -78,12 +80,10 @@ class LoneStep:
         found = [one for one, fit in zip(sums, fits, strict=True) if not fit]
         if not found:
             return
-        found.sort(key=lambda one: self._reducer.name(one[0].key))  # Horovod's order may differ between ranks
+        found.sort(key=lambda one: reducer.name(one[0].key))  # Horovod's order may differ between ranks
         vector = torch.cat([ticket.grad.flatten().float() for ticket, _ in found])
-        exact: Tensor = self._reducer.transport.start(
-            AllReduce(vector, donate=True), f"hvd_compress.{self._reducer.label}.exact"
-        ).result()
-        size = self._reducer.world.size
-        exact *= self._full(size) / size
+        message = AllReduce(vector, donate=True)
+        exact: Tensor = reducer.transport.start(message, f"hvd_compress.{reducer.label}.exact").result()
+        exact *= self._full(reducer.world.size) / reducer.world.size
         for (_, total), piece in zip(found, torch.split(exact, [total.numel() for _, total in found]), strict=True):
             total.copy_(piece.view_as(total))
