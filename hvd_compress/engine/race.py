@@ -15,7 +15,7 @@ from typing import NamedTuple, NoReturn, TypeAlias
 from hvd_compress.core.method import Method
 from hvd_compress.engine.candidates import between_nodes
 from hvd_compress.engine.survey import Facts
-from hvd_compress.engine.timing import GAIN, Timing
+from hvd_compress.engine.timing import Timing
 from hvd_compress.methods.wrappers.alternatives import bare
 from hvd_compress.methods.wrappers.router import Auto, Candidate
 from hvd_compress.transport.mirror import share
@@ -421,13 +421,11 @@ class Race:
 
     @staticmethod
     def _best(runners: Sequence[Runner], before: int) -> int:
-        """Return the fastest of those that remain: the present one unless it is beaten, else the mildest of equals."""
+        """Return the present one of those that remain unless it is beaten, else the mildest of those that are not."""
         left = [i for i, one in enumerate(runners) if not one.verdict]
-        best = min(left, key=lambda i: runners[i].seconds)
-        if before in left and not Timing.of(runners[best].times).beats(Timing.of(runners[before].times)):
-            return before
-        equal = [i for i in left if runners[i].seconds <= (1 + GAIN) * runners[best].seconds]
-        return min(equal, key=lambda i: (runners[i].facts.error, i))
+        best = Timing.of(min((runners[i] for i in left), key=lambda one: one.seconds).times)
+        equal = [i for i in left if not best.beats(Timing.of(runners[i].times))]
+        return before if before in equal else min(equal, key=lambda i: (runners[i].facts.error, i))
 
     def news(self) -> str:
         """Summarise the last comparison in one line, once; "" if there is no new one."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from hvd_compress.core.collectives import World
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.transport.protocol import TrainingTransport
+
+_LOG = logging.getLogger("hvd_compress")
 
 _VARIABLES = (
     ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -29,7 +32,9 @@ def connects(transport: TrainingTransport) -> bool:
         return False
     try:
         transport.connect()
-    except UnsupportedError:
+    except UnsupportedError as error:
+        if transport.world.rank == 0:
+            _LOG.info("auto leaves out candidates with hierarchical=on: %s", error)
         return False
     return True
 

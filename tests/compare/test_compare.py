@@ -48,8 +48,9 @@ def repeatable(found: Comparison) -> dict[str, Any]:
     } | {"vnmse": found.vnmse, "target": found.target}
 
 
-@pytest.mark.parametrize("specs", [["fp16"], pytest.param(["fp16", TOPK], marks=pytest.mark.long)], ids=len)
-def test_what_is_found_is_consistent_and_nothing_is_done_again(specs: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", ["auto", pytest.param(TOPK, marks=pytest.mark.long)])
+def test_what_is_found_is_consistent_and_nothing_is_done_again(other: str, tmp_path: Path) -> None:
+    specs = ["fp16", other]
     folder = tmp_path / "out"
     arguments = (*TINY[:-1], ",".join(specs), "--seeds", "1", "--target", "0.7", "--output", str(folder))
     first = compare(*arguments)
@@ -66,7 +67,7 @@ def test_what_is_found_is_consistent_and_nothing_is_done_again(specs: list[str],
         assert one.curve[-1].metric > 0.6 > one.curve[0].metric
     assert found.of("fp16")[0].payload == 2 * PARAMETERS
     assert len({one.curve[0].metric for one in found.outcomes}) == 1  # the same seed
-    assert found.vnmse.keys() == {TOPK} & {*specs} and all(0 < error < 2 for error in found.vnmse.values())
+    assert found.vnmse.keys() == {TOPK} & {other} and all(0 < error < 2 for error in found.vnmse.values())
     files = {path.name for path in folder.iterdir()}
     assert {"report.md", *(f"{picture.name}.png" for picture in PICTURES)} <= files
 

@@ -267,7 +267,7 @@ class Draw(random.Random):
         if self._able.chooses and self.random() < 0.15:
             known = [*self._able.specs, *self._able.endless]
             able = [one for one in known if re.search("(?<!fp16):.*feedback=on(?!.*momentum)", one)]
-            return " | ".join(f"{one},min_size=0,vectors=on" for one in self.sample(able, 2))
+            return " | ".join(f"{one},min_size=0,vectors=on{self.choice(['', among])}" for one in self.sample(able, 2))
         if spec in self._able.endless:
             return f"{spec},min_size=0,vectors=on{among}"
         wide = self.choice(["min_size=0,vectors=on", "min_size=0,vectors=on", "min_size=60"])

@@ -10,6 +10,7 @@ from typing import Any
 
 from hvd_compress.engine.spec import parse
 from hvd_compress.errors import ClusterError
+from hvd_compress.methods.wrappers.router import Auto
 from hvd_compress.tools.bench.distributed.results import BASELINES
 from hvd_compress.tools.bench.jobs import LaunchSpec, execute
 from hvd_compress.tools.bench.machine import Machine
@@ -54,7 +55,8 @@ class ComparisonRun:
             if self._done(job) and (found := self.known()):
                 after_each(found)
         for spec in self._request.methods:
-            if not parse(spec).linear:
+            method = parse(spec)
+            if not (method.linear or isinstance(method, Auto)):
                 self._measure(spec)
         return self.known()
 
