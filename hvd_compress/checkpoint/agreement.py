@@ -57,8 +57,8 @@ def describe(method: Routable, merge: Merge, gradients: Sequence[Gradient], worl
         refuse_elastic("nodes with several ranks (hierarchical=on)")
     tries = isinstance(method, Router) and method.tries_nodes
     if method.hierarchical or tries:
-        name = MAY_DIFFER if tries else _NODES
-        nodes = {name: world.local_size if world.even else f"unlike that of rank {world.rank}"}
+        each = world.local_size if world.even else f"unlike that of rank {world.rank}"
+        nodes = {MAY_DIFFER if tries else _NODES: each}
     facts = {
         "hvd_compress version": __version__,
         # A bare method has no spec: its string leaves out the options of wrappers, which ranks must agree on as well.

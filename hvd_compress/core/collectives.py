@@ -50,6 +50,11 @@ class World(NamedTuple):
         """Number of nodes."""
         return self.size // self.local_size
 
+    @property
+    def multilevel(self) -> bool:
+        """Whether there are several nodes with several ranks each."""
+        return 1 < self.local_size < self.size
+
     def within(self, scope: Scope) -> World:
         """Return the world of this process in a scope."""
         if scope == "world":

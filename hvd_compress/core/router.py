@@ -70,7 +70,7 @@ class Router(ABC):
 
     @property
     def tries_nodes(self) -> bool:
-        """Whether a hierarchical method is used if, and only if, nodes have several ranks each."""
+        """Whether hierarchical methods are only used where all nodes have the same number of ranks, more than one."""
         return False
 
 

@@ -356,8 +356,7 @@ class ShardedReducer:
             self._transports = {ranks: self._lane(one) for ranks, one in self._transports.items()}
         self._connected = True
         if self.race is not None:
-            nodes = any(1 < one.world.local_size < one.world.size for one in self._transports.values())
-            self.race.place(self._agreement.nodes and nodes)
+            self.race.place(self._agreement.nodes and any(one.world.multilevel for one in self._transports.values()))
 
     def _lane(self, transport: GroupTransport) -> GroupTransport:
         """Return connections of the ranks of a process group for all groups that they reduce."""

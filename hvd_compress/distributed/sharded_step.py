@@ -33,7 +33,7 @@ class Step:
 
     @property
     def finite(self) -> bool:
-        """Whether all gradients of an ended step were finite on all ranks; the first call waits for the device."""
+        """Whether all gradients were finite on all ranks, after the end of the step; the first access synchronizes."""
         if self._finite is None:
             assert self.bad is not None
             self._finite = not self.bad.any()

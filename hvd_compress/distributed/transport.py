@@ -206,7 +206,7 @@ class GroupTransport:
 
     def connect(self) -> None:
         """Connect the ranks within nodes and across nodes. All ranks call it at the same time."""
-        if self._scopes or self.world.local_size in (1, self.world.size):
+        if self._scopes or not self.world.multilevel:
             return
         scopes: tuple[Scope, Scope] = ("node", "across")
         for scope in scopes:

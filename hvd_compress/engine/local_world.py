@@ -78,10 +78,9 @@ class LocalWorld:
         self._ops: Ops = NumpyOps() if ops is None else ops
         self._gradients: list[Gradient] | None = None
         self._sessions: list[Session] = []
-        self.race: Race | None = None
-        if isinstance(self.method, Auto):
-            self.race = Race(self.method, adam=True, size=size)
-            self.race.place(1 < local_size < size)
+        self.race = Race(self.method, adam=True, size=size) if isinstance(self.method, Auto) else None
+        if self.race is not None:
+            self.race.place(World(0, size, local_size).multilevel)
         self._clock, self._ended = clock, clock()
 
     def step(self, grads: Any) -> Any:

@@ -97,7 +97,7 @@ class Session(session.Session, tf.train.experimental.PythonState):  # type: igno
         session.Session.__init__(self, gradients, planned, NumpyCompiledOps(self._pool), transport.world)
         self._facts = Facts.of(agreement.describe(method, merge, gradients, transport.world))
         self._membership = Membership(zlib.crc32(self.label.encode())) if agreement.elastic() else None
-        self._unconnected = method.hierarchical or method.tries_nodes
+        self._unconnected = method.hierarchical
         self._method, self._meter = method, meter
         self._rank = hvd.rank()
         self.released = False
@@ -117,6 +117,7 @@ class Session(session.Session, tf.train.experimental.PythonState):  # type: igno
             adam = self.race is None or self.race.adam
             self.race = Race(self._method, adam, self.world.size, saved or ())
             self._tuner = Tuner(self.race, self.label)
+            self._unconnected = self._method.tries_nodes
 
     @property
     def search(self) -> Sequence[Sequence[float]] | None:
@@ -245,8 +246,7 @@ class Session(session.Session, tf.train.experimental.PythonState):  # type: igno
         finite, self.job, nodes = verdict.decide(
             Vote(self._facts, nonfinite, self.steps, self.job, self._rank), self.transport
         )
-        if self._unconnected:
-            self._connect(nodes)
+        self._connect(nodes)
         self._meter.steps += 1
         self._meter.gradient_bytes += sum(array.nbytes for array in present)
         self._meter.bytes_sent += verdict.BYTES + 8 * len(arrays)
@@ -269,10 +269,10 @@ class Session(session.Session, tf.train.experimental.PythonState):  # type: igno
 
     def _connect(self, nodes: bool) -> None:
         """Connect the ranks within nodes and across nodes, or tell the race that it cannot be done."""
-        if self.race is None:
-            self.transport.connect()
-        else:
+        if self._unconnected and self.race is not None:
             self.race.place(nodes and connects(self.transport))
+        elif self._unconnected:
+            self.transport.connect()
         self._unconnected = False
 
     def _choose(self, race: Race, arrays: list[Any], scale: float | None) -> None:

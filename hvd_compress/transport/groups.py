@@ -141,7 +141,7 @@ class HorovodGroup:
         Raises:
             UnsupportedError: If Horovod was started without process sets, or this group is not that of all ranks.
         """
-        if self.world.local_size in (1, self.world.size):
+        if not self.world.multilevel:
             return
         if self.process_set.process_set_id != 0:
             raise UnsupportedError(

@@ -28,7 +28,7 @@ def connects(transport: TrainingTransport) -> bool:
     Returns:
         Whether they are connected: the same on all ranks.
     """
-    if not 1 < transport.world.local_size < transport.world.size:
+    if not transport.world.multilevel:
         return False
     try:
         transport.connect()

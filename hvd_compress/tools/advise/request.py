@@ -1,4 +1,4 @@
-"""What ``hvd-compress advise`` is asked: a model, and the settings of a comparison on a cluster."""
+"""Settings of ``hvd-compress advise``: the shapes of a model, and what to compare for it."""
 
 from __future__ import annotations
 

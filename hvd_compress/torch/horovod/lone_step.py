@@ -56,8 +56,7 @@ class LoneStep:
         """Return the tensor that Horovod is to sum, and the context for `decompress`."""
         self._missing += 1
         array, drive = self._passthrough.compress(grad)
-        mine = grad.detach()  # Horovod gives the gradient another storage
-        return array, LoneTicket(reducer, self, key, mine, drive)
+        return array, LoneTicket(reducer, self, key, grad.detach(), drive)  # Horovod gives `grad` another storage
 
     def decompress(self, tensor: Tensor, ticket: LoneTicket) -> Tensor:
         """Return a reduced gradient, which changes once more if it has overflown; the last one ends the step."""
@@ -78,12 +77,12 @@ class LoneStep:
         peaks = torch.stack([torch.linalg.vector_norm(total, ord=torch.inf).float() for _, total in sums])
         fits = torch.isfinite(peaks).tolist()
         found = [one for one, fit in zip(sums, fits, strict=True) if not fit]
+        found.sort(key=lambda one: reducer.name(one[0].key))  # Horovod's order may differ between ranks
         if not found:
             return
-        found.sort(key=lambda one: reducer.name(one[0].key))  # Horovod's order may differ between ranks
         vector = torch.cat([ticket.grad.flatten().float() for ticket, _ in found])
-        message = AllReduce(vector, donate=True)
-        exact: Tensor = reducer.transport.start(message, f"hvd_compress.{reducer.label}.exact").result()
+        name = f"hvd_compress.{reducer.label}.exact"
+        exact: Tensor = reducer.transport.start(AllReduce(vector, donate=True), name).result()
         exact *= self._full(reducer.world.size) / reducer.world.size
         for (_, total), piece in zip(found, torch.split(exact, [total.numel() for _, total in found]), strict=True):
             total.copy_(piece.view_as(total))

@@ -69,13 +69,23 @@ def test_a_restored_job_goes_on_bit_for_bit(spec: str, tmp_path: Path) -> None:
         assert tall.bytes_inside > flat.bytes_inside == 0
 
 
-def test_auto_may_choose_it() -> None:
+def test_auto_may_choose_it(tmp_path: Path) -> None:
+    """Also after loading a state, once steps have been made."""
     compression = Compression.auto(candidates=[LOSSY[0]], merge=2)
     job = Tape(compression, model=small_model()).run(60)
     (session,) = compression.sessions.values()
     assert session.race is not None and session.race.nodes and session.race.comparisons[0].runners[2].times
     assert compression.stats().bytes_inside > 0, "it had its steps"
     assert_ranks_equal(job.weights)
+    folder = Path(hvd.broadcast_object(str(tmp_path)))
+    compression.save(folder)
+    everyone(None)
+    second = Compression.auto(candidates=[LOSSY[0]], merge=2)
+    other = Tape(second, model=small_model()).run(1)
+    second.load(folder)
+    other.run(range(60, 62))
+    (session,) = second.sessions.values()
+    assert session.race is not None and session.race.nodes
 
 
 def test_other_settings_on_one_rank_are_the_same_error_on_all() -> None:
