@@ -21,7 +21,7 @@ FLOORS = [
     ["ops"],
     ["core"],
     ["methods", "transport", "checkpoint"],
-    ["engine"],
+    ["engine", "local"],
     ["torch", "tensorflow", "mpi", "pipeline"],
     ["distributed", "keras"],
     ["tools"],
@@ -66,7 +66,7 @@ def neighbours(module: str) -> set[str]:
 
 
 def test_the_house_stays_small() -> None:
-    assert len(FLOORS) <= 9 and sum(map(len, FLOORS)) <= 17
+    assert len(FLOORS) <= 9 and sum(map(len, FLOORS)) <= 18
 
 
 def test_imports_go_downward() -> None:

@@ -38,7 +38,9 @@ _BITS = 24
 """Bits of a digest, so that sums of squares over many ranks fit int64."""
 
 
-def describe(method: Routable, merge: Merge, gradients: Sequence[Gradient], world: World, restored: str = "") -> bytes:
+def describe(
+    method: Routable, merge: Merge, gradients: Sequence[Gradient], world: World, restored: str = "", **more: Any
+) -> bytes:
     """Return everything that ranks must agree on, as a line of JSON.
 
     Args:
@@ -47,6 +49,7 @@ def describe(method: Routable, merge: Merge, gradients: Sequence[Gradient], worl
         gradients: The compressed gradients.
         world: The ranks.
         restored: Identifier of the saved state that this rank resumes from; empty for a new one.
+        **more: Other facts.
 
     Raises:
         UnsupportedError: If the job is elastic and the method hierarchical.
@@ -64,6 +67,7 @@ def describe(method: Routable, merge: Merge, gradients: Sequence[Gradient], worl
         # A bare method has no spec: its string leaves out the options of wrappers, which ranks must agree on as well.
         "method": str(method) if isinstance(method, Router) else repr(method),
         "merge": merge,
+        **more,
         "restored state": restored,
         "parameters": [[name, list(g.shape), g.dtype] for name, g in zip(names, gradients, strict=True)],
         **nodes,

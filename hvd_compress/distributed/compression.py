@@ -21,7 +21,7 @@ from hvd_compress.core.bucketing import Gradient, Merge
 from hvd_compress.core.collectives import AllReduce, World
 from hvd_compress.core.method import Method
 from hvd_compress.core.router import Router
-from hvd_compress.distributed.direct import Call
+from hvd_compress.distributed.direct import Call, Reduction
 from hvd_compress.distributed.half_sums import HalfSums
 from hvd_compress.distributed.transport import GroupTransport, Pending
 from hvd_compress.distributed.verdict import factor_of, verdict_maker, wishes
@@ -239,8 +239,13 @@ class DistributedCompressor(ReducingCompressor):
         return self
 
     def all_reduce(
-        self, tensors: Tensor | Sequence[Tensor], name: str, op: str = "sum", group: dist.ProcessGroup | None = None
-    ) -> None:
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        name: str,
+        op: str = "sum",
+        group: dist.ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Reduction | None:
         """Reduce a tensor, or several at once, in place: for programs that reduce their gradients themselves.
 
         It takes the place of ``torch.distributed.all_reduce(tensor)``. Call it on all ranks of the group, in the same
@@ -252,6 +257,10 @@ class DistributedCompressor(ReducingCompressor):
                 the shapes and dtypes of the tensors.
             op: ``"sum"`` over the ranks, as ``torch.distributed.all_reduce``, or ``"mean"``.
             group: The ranks; None for all.
+            async_op: Return at once; the tensors are not to be changed before the reduction has been waited for.
+
+        Returns:
+            With ``async_op``, the reduction, to be waited for before the next call with this name.
 
         Raises:
             DisagreementError: If the ranks differ in name, tensors or settings.
@@ -263,26 +272,44 @@ class DistributedCompressor(ReducingCompressor):
         check_fixed(self.method, "in compression.all_reduce")
         call = Call.of(tensors, name, op, group or self._everyone())
         with self._lock, torch.no_grad():
-            if self._linear:
-                self._sum_each(call)
-                return
-            reducer = self._reducers.of_call(call.key) or self._begin_call(call)
-            if reducer.waiting:  # of a call that an error has broken off
-                reducer.abort()
-            taken = [reducer.add(number, tensor) for number, tensor in enumerate(call.tensors)]
-            for placeholder, entry in taken:
-                reducer.take(placeholder, entry)
+            started = self._start_each(call) if self._linear else self._start_call(call)
+        if async_op:
+            return started
+        started.wait()
+        return None
 
-    def _sum_each(self, call: Call) -> None:
+    def _start_each(self, call: Call) -> Reduction:
         """Reduce the tensors of a call by a linear method, whose one payload is a sum."""
         transport, started = call.transport, []
         self._meter.steps += 1
         for tensor in call.tensors:
             array, drive = self._passthrough.compress(tensor)
             started.append((tensor, drive, transport.start(AllReduce(array, donate=True), "")))
-        for tensor, drive, handle in started:
-            total = self._passthrough.decompress(handle.result(), drive)
-            tensor.copy_(total if call.op == "sum" else total * call.factor)
+
+        def finish() -> None:
+            with self._lock, torch.no_grad():
+                for tensor, drive, handle in started:
+                    total = self._passthrough.decompress(handle.result(), drive)
+                    tensor.copy_(total if call.op == "sum" else total * call.factor)
+
+        return Reduction(lambda: None, finish)
+
+    def _start_call(self, call: Call) -> Reduction:
+        reducer = self._reducers.of_call(call.key) or self._begin_call(call)
+        if reducer.waiting:  # of a call that an error has broken off
+            reducer.abort()
+        taken = [reducer.add(number, tensor) for number, tensor in enumerate(call.tensors)]
+
+        def advance() -> None:
+            with self._lock:
+                reducer.push_on()
+
+        def finish() -> None:
+            with self._lock, torch.no_grad():
+                for placeholder, entry in taken:
+                    reducer.take(placeholder, entry)
+
+        return Reduction(advance, finish)
 
     def _begin_call(self, call: Call) -> Reducer:
         transport = call.transport
@@ -294,6 +321,7 @@ class DistributedCompressor(ReducingCompressor):
             call.label,
             replaces=True,
             complete=True,
+            direct=True,
         )
         self._reducers.begin_call(call.key, reducer)
         return self._restored(reducer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -78,3 +78,27 @@ class Call(NamedTuple):
     def factor(self) -> float:
         """Factor of the sum over the ranks."""
         return factor_of(self.op, self.group.size())
+
+
+class Reduction:
+    """A reduction on its way: what ``compression.all_reduce(..., async_op=True)`` returns.
+
+    Args:
+        advance: Advances it without waiting.
+        finish: Waits for it, and writes its results.
+    """
+
+    def __init__(self, advance: Callable[[], None], finish: Callable[[], None]) -> None:
+        self._advance = advance
+        self._finish: Callable[[], None] | None = finish
+
+    def advance(self) -> None:
+        """Start the next round of collectives if the last one has come, as far as that is possible without waiting."""
+        if self._finish is not None:
+            self._advance()
+
+    def wait(self) -> None:
+        """Wait until the tensors hold the results: on all ranks, in the order in which reductions were started."""
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()

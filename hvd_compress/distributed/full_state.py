@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from hvd_compress.checkpoint.saves import flaw, needed
 from hvd_compress.distributed.compression import DistributedCompressor, alone
+from hvd_compress.distributed.local_steps import LocalSteps
 from hvd_compress.distributed.meeting import meet
 from hvd_compress.errors import StateError
 from hvd_compress.torch.compressor import parse
@@ -28,10 +29,10 @@ class FullState:
     not.
 
     Args:
-        compression: The compressor.
+        compression: The compressor, or `hvd_compress.distributed.LocalSteps`, whose state includes that of its own.
     """
 
-    def __init__(self, compression: DistributedCompressor) -> None:
+    def __init__(self, compression: DistributedCompressor | LocalSteps) -> None:
         self._compression = compression
 
     def state_dict(self) -> dict[str, Any]:
@@ -74,6 +75,7 @@ class FullState:
         if why := flaw(found, found[0].size):
             raise StateError(f"this state of all ranks cannot be loaded: {why}; load another one")
         world = self._compression._world()
-        if not (self._compression.method.linear or any(one.sessions or one.carried for one in found)):
+        linear = isinstance(self._compression, DistributedCompressor) and self._compression.method.linear
+        if not (linear or any(one.sessions or one.carried for one in found)):
             _LOG.warning("the checkpoint has no state of this compression: residuals begin at zero")
         self._compression._load(needed(found, world.rank, world.size))

@@ -25,9 +25,11 @@ with required(
     import horovod.tensorflow
     import horovod.tensorflow.keras
 
+from hvd_compress.keras.local_steps import LocalSteps
 from hvd_compress.keras.optimizer import DistributedOptimizer
+from hvd_compress.local.settings import Outer
 from hvd_compress.tensorflow import Compression, TensorFlowCompressor
 
-__all__ = ["Compression", "DistributedOptimizer", "TensorFlowCompressor"]
+__all__ = ["Compression", "DistributedOptimizer", "LocalSteps", "Outer", "TensorFlowCompressor"]
 
 del horovod

@@ -16,8 +16,10 @@ from hvd_compress.errors import required
 with required("hvd_compress.mpi", "mpi4py and an MPI library", "mpi"):
     import mpi4py.MPI
 
+from hvd_compress.local.settings import Outer
 from hvd_compress.mpi.aggregator import Aggregator
+from hvd_compress.mpi.local_steps import LocalSteps
 
-__all__ = ["Aggregator"]
+__all__ = ["Aggregator", "LocalSteps", "Outer"]
 
 del mpi4py

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 from hvd_compress.errors import BUILD_HOROVOD, MissingPackageError, required
 
 if TYPE_CHECKING:
+    from hvd_compress.local.settings import Outer
     from hvd_compress.torch.horovod.compression import Compression, TorchCompressor
+    from hvd_compress.torch.horovod.local_steps import LocalSteps
 
-__all__ = ["Compression", "TorchCompressor"]
+__all__ = ["Compression", "LocalSteps", "Outer", "TorchCompressor"]
 
 
 with required("hvd_compress.torch", "PyTorch", "torch"):
@@ -27,7 +29,7 @@ del torch
 if not TYPE_CHECKING:  # so that type checkers see the real types
 
     def __getattr__(name: str) -> Any:
-        """Import `Compression` lazily, as other modules of this package do not need Horovod."""
+        """Import names lazily, as other modules of this package do not need Horovod."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:
@@ -39,9 +41,9 @@ if not TYPE_CHECKING:  # so that type checkers see the real types
                 f" for Horovod, {BUILD_HOROVOD}"
             ) from error
         del horovod
-        from hvd_compress.torch.horovod import compression
+        from hvd_compress.torch.horovod import local_steps
 
-        return getattr(compression, name)
+        return getattr(local_steps, name)
 
 
 def __dir__() -> list[str]:

@@ -195,7 +195,7 @@ class ReducingCompressor(SaveLoadMixin, CompressorBase):
             Nested dicts of tensors, numbers and strings, which ``torch.load(..., weights_only=True)`` can read. Each
             rank has its own state, so save one file per rank.
         """
-        return to_dict(self._saved(), lambda leaf: torch.as_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf)
+        return to_tensors(self._saved())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a saved state, at once or in the first step of the optimizer.
@@ -229,8 +229,13 @@ class ReducingCompressor(SaveLoadMixin, CompressorBase):
         return reducer
 
 
+def to_tensors(saved: Saved) -> dict[str, Any]:
+    """Return a saved state as nested dicts of tensors, numbers and strings."""
+    return to_dict(saved, lambda leaf: torch.as_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf)
+
+
 def parse(state: Any) -> Saved:
-    """Undo `ReducingCompressor.state_dict`.
+    """Undo `to_tensors`.
 
     Raises:
         StateError: If it is not a saved state, or damaged.

@@ -28,13 +28,7 @@ def as_list(given: Optimizers | None, parameters: Iterable[Tensor]) -> list[Any]
     found = []
     known = {id(parameter) for parameter in parameters}
     for one in () if given is None else given if isinstance(given, Sequence) else (given,):
-        inner: Any = one
-        while not hasattr(inner, "register_step_post_hook") and hasattr(inner, "optimizer"):
-            inner = inner.optimizer
-        if not hasattr(inner, "register_step_post_hook"):
-            raise UnsupportedError(
-                f"optimizer={one!r} is not supported: pass a torch.optim.Optimizer, or a list of them"
-            )
+        inner = unwrapped(one)
         if not any(id(parameter) in known for parameter in parameters_of(inner)):
             raise UnsupportedError(
                 f"optimizer={type(inner).__name__} trains no parameter of this model: pass the optimizer that was made"
@@ -42,6 +36,20 @@ def as_list(given: Optimizers | None, parameters: Iterable[Tensor]) -> list[Any]
             )
         found.append(inner)
     return found
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """Return an optimizer without the wrappers of Accelerate, Fabric and Lightning.
+
+    Raises:
+        UnsupportedError: If it is not a ``torch.optim.Optimizer``.
+    """
+    inner = optimizer
+    while not hasattr(inner, "register_step_post_hook") and hasattr(inner, "optimizer"):
+        inner = inner.optimizer
+    if not hasattr(inner, "register_step_post_hook"):
+        raise UnsupportedError(f"optimizer={optimizer!r} is not supported: pass a torch.optim.Optimizer")
+    return inner
 
 
 def parameters_of(owner: Any) -> list[Tensor]:

@@ -88,6 +88,7 @@ class Reducer:
         label: Name that is the same on all ranks, part of the names of its collectives.
         replaces: The results are written to the gradients, and placeholders are reduced in place.
         complete: Each step has the gradients of all members.
+        direct: They are the tensors of a direct call: its label alone tells whose states are its own.
 
     Attributes:
         transport: Transport of the collectives; replaced when the ranks of an elastic job change.
@@ -107,6 +108,7 @@ class Reducer:
         label: str,
         replaces: bool = False,
         complete: bool = False,
+        direct: bool = False,
     ) -> None:
         self.label = label
         self.transport = transport
@@ -115,7 +117,7 @@ class Reducer:
         self._membership = Membership(zlib.crc32(label.encode()))
         self._met: object = None
         self._make_verdict = make_verdict
-        self._replaces = replaces
+        self._replaces, self._direct = replaces, direct
         self._method, self._merge, self._meter, self._loss_scale, self._lock, self._cure = common
         self._step: Step | None = None
         self._epoch = transport.epoch
@@ -190,7 +192,7 @@ class Reducer:
     @property
     def gradients(self) -> Sequence[Gradient]:
         """The parameters of an optimizer or model; none for direct calls."""
-        return self._buckets.gradients if self._replaces else ()
+        return () if self._direct or not self._replaces else self._buckets.gradients
 
     @property
     def buckets(self) -> Sequence[BucketState]:
@@ -442,6 +444,11 @@ class Reducer:
         if step.held and (self._undoes or all_came) and step.verdict.are_complete():
             self._ready(step, asked=self._agreement.due)
         step.advance()
+
+    def push_on(self) -> None:
+        """Advance the running step without waiting, where each bucket has a channel of its own."""
+        if self._step is not None and not self._step.held:
+            self._step.advance()
 
     def verify_soon(self) -> None:
         """Verify that the ranks agree, if the others arrive soon; they may legally arrive later."""

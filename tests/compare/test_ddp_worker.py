@@ -38,6 +38,15 @@ def test_it_trains_as_with_horovod(spec: str, tmp_path: Path, monkeypatch: pytes
     assert 0 < ddp["payload"] <= horovod["payload"]
 
 
+def test_local_steps_are_those_of_horovod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Averaged every 5 steps, in a fifth of the bytes of `none`, and at the end."""
+    monkeypatch.chdir(Path(__file__).parent)
+    horovod, ddp = run("torch", "none@5", tmp_path), run("ddp", "none@5", tmp_path)
+    assert [one[2] for one in ddp["curve"]] == pytest.approx([one[2] for one in horovod["curve"]], abs=0.01)
+    assert ddp["ranks_equal"] and horovod["ranks_equal"]
+    assert ddp["payload"] == pytest.approx(4 * ddp["goal"]["parameters"] / 5, rel=0.3)
+
+
 @pytest.mark.long
 def test_a_rank_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_horovod: None) -> None:
     """And a schedule that stops it half-way."""

@@ -62,6 +62,16 @@ def test_ddp_gpt(tmp_path: Path) -> None:
     assert figures(found.stdout, "ratio")[-1] > 80
 
 
+def test_local_gpt(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog; " * 400)
+    small = ("--steps", "100", "--width", "32", "--length", "16", "--layers", "1", "--lr", "0.01", "--every", "10")
+    found = torchrun(2, example("pytorch/local_gpt.py"), text, *small, "--compression", "qsgd:bits=4,min_size=0")
+    assert figures(found.stdout, "loss")[-1] < 1.6
+    assert figures(found.stdout, "ratio")[-1] > 4
+    assert figures(found.stdout, "averaged")[0] == figures(found.stdout, "averaged")[1]
+
+
 def test_the_study_of_adamw(tmp_path: Path) -> None:
     """It makes the runs that are missing."""
     program, results = Path(example("../tools/adam_study.py")), tmp_path / "study.jsonl"

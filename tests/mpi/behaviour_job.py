@@ -14,7 +14,7 @@ from mpi.common import COMM, RANK, SIZE, assert_ranks_agree, assert_same, done, 
 from mpi4py import MPI
 
 from hvd_compress import LocalWorld
-from hvd_compress.mpi import Aggregator
+from hvd_compress.mpi import Aggregator, LocalSteps, Outer
 
 LAST = SIZE - 1
 SPECS = ["topk:ratio=0.05", "int8", "powersgd:rank=2", "randomk:ratio=0.1", "onebit", "topk:warmup=4,measure=on"]
@@ -282,6 +282,49 @@ def pickled_it_is_a_new_one() -> None:
     assert_same(new.step(mine(gradients(1))), fresh.step(mine(gradients(1))))
 
 
+def local_steps_are_averaged() -> None:
+    """As one process does with all ranks, with Nesterov's momentum outside; a save goes on bit for bit."""
+    outer = Outer(lr=0.7, momentum=0.9, nesterov=True)
+
+    def moves(step: int, rank: int) -> Any:
+        return np.random.default_rng([step, rank]).standard_normal((6, 5))
+
+    def run(local: LocalSteps, w: Any, steps: range) -> None:
+        for step in steps:
+            w -= moves(step, RANK)
+            local.step()
+
+    for spec in ("none", "topk:ratio=1.0,min_size=0"):
+        w = np.full((6, 5), float(RANK))
+        local = LocalSteps({"w": w}, every=3, compression=spec, outer=outer)
+        run(local, w, range(7))
+        anchor, momentum = np.zeros((6, 5)), np.zeros((6, 5))
+        for begin in (0, 3):
+            mean = np.mean([sum(moves(s, r) for s in range(begin, begin + 3)) for r in range(SIZE)], axis=0)
+            momentum = 0.9 * momentum + mean
+            anchor -= 0.7 * (mean + 0.9 * momentum)
+        np.testing.assert_allclose(w, anchor - moves(6, RANK))
+        with local.averaged():
+            assert_ranks_agree({"w": w})
+            np.testing.assert_allclose(w, anchor)
+        with tempfile.TemporaryDirectory() as mine_alone:
+            folder = COMM.bcast(mine_alone)
+            local.save(folder)
+            other = w.copy()
+            again = LocalSteps({"w": other}, every=3, compression=spec, outer=outer)
+            COMM.Barrier()
+            again.load(folder)
+            other[...] = w
+            COMM.Barrier()
+        run(local, w, range(7, 12))
+        run(again, other, range(7, 12))
+        assert_same({"w": other}, {"w": w})
+        again.close()
+        local.close()
+    kind, message = refusal(lambda: LocalSteps({"w": w}, "streaming"))
+    assert kind == "SpecError" and "fragments=8 is not supported by MPI alone" in message
+
+
 if __name__ == "__main__":
     for spec in SPECS:
         a_bad_step_is_seen_by_all_and_changes_nothing(spec)
@@ -297,4 +340,5 @@ if __name__ == "__main__":
     a_part_of_the_ranks_can_have_one_of_its_own()
     what_is_taken_from_mpi_is_given_back()
     pickled_it_is_a_new_one()
+    local_steps_are_averaged()
     done()

@@ -13,6 +13,7 @@ from rich.markup import escape
 from hvd_compress.engine.spec import parse
 from hvd_compress.errors import SpecError
 from hvd_compress.lab import Setting
+from hvd_compress.local.settings import method_of
 from hvd_compress.tools.bench.distributed.command import By, Computes, Hosts, On, Ranks, RanksPerHost, Rate, read_merges
 from hvd_compress.tools.bench.distributed.results import BASELINES
 from hvd_compress.tools.bench.jobs import choose_launcher, on_device, read_where
@@ -89,7 +90,7 @@ def compare(
         request = Request(
             task=task,
             framework=framework,
-            methods=read_methods(methods),
+            methods=read_methods(methods, framework),
             where=on_device(read_where(hosts, rate, ranks_per_host, ranks, launcher, on), device, framework),
             seeds=seeds,
             target=target,
@@ -153,15 +154,17 @@ def _interrupted(folder: Path) -> NoReturn:
     raise typer.Exit(130)
 
 
-def read_methods(text: str) -> list[str]:
+def read_methods(text: str, framework: Framework = "torch") -> list[str]:
     """Read specs; Horovod's own methods are added where they are not among them.
 
     Raises:
-        SpecError: If one is not a spec, or is there twice.
+        SpecError: If one is not a spec, or is there twice, or the framework does not know it.
     """
     specs = split_specs(text)
     for spec in specs:
-        parse(spec)
+        parse(method_of(spec))
+        if "@" in spec and framework == "keras":
+            raise SpecError(f"--methods {spec} is not supported with --framework keras: compare local steps in PyTorch")
     if twice := {spec for spec in specs if specs.count(spec) > 1}:
         raise SpecError(f"--methods has {', '.join(sorted(twice))} twice: name each once")
     return [*(spec for spec in BASELINES if spec not in specs), *specs]

@@ -10,6 +10,7 @@ from typing import Any
 
 from hvd_compress.engine.spec import parse
 from hvd_compress.errors import ClusterError
+from hvd_compress.local.settings import method_of
 from hvd_compress.methods.wrappers.router import Auto
 from hvd_compress.tools.bench.distributed.results import BASELINES
 from hvd_compress.tools.bench.jobs import LaunchSpec, execute
@@ -55,8 +56,8 @@ class ComparisonRun:
             if self._done(job) and (found := self.known()):
                 after_each(found)
         for spec in self._request.methods:
-            method = parse(spec)
-            if not (method.linear or isinstance(method, Auto)):
+            method = parse(method_of(spec))
+            if not (method.linear or isinstance(method, Auto) or "@" in spec):
                 self._measure(spec)
         return self.known()
 
@@ -87,7 +88,7 @@ class ComparisonRun:
         try:
             facts = self._execute(job, self._request.where)
         except ClusterError as error:
-            if parse(job.spec).linear:
+            if parse(method_of(job.spec)).linear:
                 raise  # Horovod's own: it is not the method that is at fault, and others would fail, too
             self._failures.append(Failure(job.spec, job.seed, job.lr, str(error)))
             self._watch.ends(job, None, str(error), fresh=True)

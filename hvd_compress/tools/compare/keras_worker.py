@@ -69,6 +69,9 @@ class KerasTrainer(KerasRank):
         self._step = self._stepping(optimizer, self._distributed)
         self._step.get_concrete_function(self._sample)
 
+    def finish(self) -> None:
+        """Do nothing: all ranks have the same weights."""
+
     def _distributed(self, tape: Tape) -> Tape:
         """Make sparse gradients dense, as those of embeddings: otherwise they are gathered and not compressed."""
         return hvd.DistributedGradientTape(tape, compression=self.compression, sparse_as_dense=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy.typing as npt
@@ -19,6 +20,8 @@ class TorchModel:
 
     compression: Any
     device: str
+    local: Any = None
+    """Local steps, which average models in place of gradients."""
 
     def build(self, make: Callable[[Setting], Training], setting: Setting) -> Training:
         torch.manual_seed(setting.seed)
@@ -31,10 +34,7 @@ class TorchModel:
         return self._training
 
     def step_alone(self, batch: Any) -> None:
-        self._plain.zero_grad()
-        self.loss(self._training.model, batch).backward()
-        self._clip()
-        self._plain.step()
+        self.step_local(batch)
         settle(self.device)
 
     def loss(self, model: torch.nn.Module, batch: Any) -> Any:
@@ -56,10 +56,23 @@ class TorchModel:
     def evaluate(self) -> float:
         model = self._training.model
         model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self.local.averaged() if self.local else nullcontext():
             found = float(self._training.evaluate(model))
         model.train()
         return found
+
+    def finish(self) -> None:
+        if self.local:
+            self.local.finish()
+
+    def step_local(self, batch: Any) -> float:
+        """Make a step whose gradients stay on this rank."""
+        self._plain.zero_grad()
+        loss = self.loss(self._training.model, batch)
+        loss.backward()
+        self._clip()
+        self._plain.step()
+        return float(loss.item())
 
     def learning_rate(self) -> float:
         return float(self._plain.param_groups[0]["lr"])

@@ -9,24 +9,30 @@ from typing import Any
 
 import horovod.torch as hvd
 
+from hvd_compress.local.settings import method_of
 from hvd_compress.tools.compare.job import Job
 from hvd_compress.tools.compare.torch_model import TorchModel
 from hvd_compress.tools.compare.worker import main, merged
 from hvd_compress.tools.ranks.torch import TorchRank
-from hvd_compress.torch import Compression
+from hvd_compress.torch import Compression, LocalSteps
 
 
 class TorchTrainer(TorchRank, TorchModel):
     def distribute(self, spec: str, job: Job) -> None:
         self.restart()
         hvd.broadcast_parameters(self._training.model.state_dict(), root_rank=0)
-        self.compression = Compression.parse(spec, **merged(spec, job))
+        self.compression = Compression.parse(method_of(spec), **merged(spec, job))
+        if "@" in spec:
+            self.local = LocalSteps(self._plain, spec, compression=self.compression)
+            return
         with _even_alone():
             self._optimizer = hvd.DistributedOptimizer(
                 self._plain, named_parameters=self._training.model.named_parameters(), compression=self.compression
             )
 
     def step(self, batch: Any) -> float:
+        if self.local:
+            return self.step_local(batch)
         self._optimizer.zero_grad()
         loss = self.loss(self._training.model, batch)
         loss.backward()

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from hvd_compress.engine.spec import parse
 from hvd_compress.lab import Setting, Training
+from hvd_compress.local.settings import method_of
 from hvd_compress.tools.compare.job import Goal, Job, Outcome, Point
 from hvd_compress.tools.compare.results import outcome_facts
 from hvd_compress.tools.compare.tasks import find
@@ -58,6 +59,9 @@ class Trainer(Protocol):
 
     def evaluate(self) -> float:
         """Return what ``Training.evaluate`` says on this rank."""
+
+    def finish(self) -> None:
+        """Give all ranks the same weights at the end, if they have others."""
 
     def gather(self, values: list[float]) -> list[list[float]]:
         """Return the values of all ranks; all wait for the last."""
@@ -109,7 +113,7 @@ class Run:
     """One training on one rank."""
 
     def __init__(self, job: Job, make: Callable[[Setting], Training], trainer: Trainer) -> None:
-        method = parse(job.spec)
+        method = parse(method_of(job.spec))
         place = trainer.rank, trainer.size
         plain, updates = method.needs_plain_sgd, method.preconditioned
         setting = Setting(job.seed, *place, job.lr, not plain, job.data, job.options, updates, trainer.device)
@@ -177,6 +181,7 @@ class Run:
         while going and (made := self._some_steps(batches)):
             step += made
             going = self._look(step)
+        self._trainer.finish()
         self._log.add("outcome", outcome_facts(self._outcome(step, diverged=self._diverged())))
 
     def _some_steps(self, batches: Iterator[Any]) -> int:
@@ -266,7 +271,7 @@ def main(framework: str, trainer: Callable[[Sequence[str], Device], Trainer]) ->
     """Do the job that the command line tells, on this rank."""
     job = Job.from_json(sys.argv[1])
     with refusals():
-        one = Run(job, find(job.task, framework), trainer([job.spec], job.device))
+        one = Run(job, find(job.task, framework), trainer([method_of(job.spec)], job.device))
         one.begin()
         if job.measured:
             one.measure()
@@ -276,4 +281,4 @@ def main(framework: str, trainer: Callable[[Sequence[str], Device], Trainer]) ->
 
 def merged(spec: str, job: Job) -> dict[str, Any]:
     """Return how to merge, for ``Compression.parse``: methods that travel as Horovod's own allreduce are not merged."""
-    return {} if parse(spec).linear else {"merge": job.merge}
+    return {} if parse(method_of(spec)).linear else {"merge": job.merge}

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from parallel.pytorch.ddp_training import group_of, loss_of, weights
 from parallel.pytorch.race_clock import CANDIDATES, ENOUGH, TOPK, Clock
+from parallel.pytorch.test_local_steps import NESTEROV, Training
 from parallel.pytorch.training import SIZE, make_model
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
@@ -109,6 +110,41 @@ def test_a_job_goes_on_from_its_checkpoint(spec: str, folder: Path, clock: Clock
                 for race in loaded.compression.races().values():
                     assert race.choice == TOPK and race.comparisons == []
         residuals = hvd.broadcast_object(residuals)
+
+
+@pytest.mark.parametrize("spec", ["none", "topk:ratio=0.1,min_size=0"])
+def test_local_steps_go_on_on_other_numbers_of_ranks(spec: str, folder: Path) -> None:
+    """With the global model and its momentum, and the sum of the residuals."""
+    options: dict[str, Any] = {"every": 2, "compression": spec, "outer": NESTEROV}
+
+    def facts(job: Training) -> tuple[list[Tensor], Tensor]:
+        sessions = dict(job.local.state_dict()["sessions"])
+        whole = list(sessions.pop("local_steps")["buckets"][""].values())
+        kept = [leaf for one in sessions.values() for leaves in one["buckets"].values() for leaf in leaves.values()]
+        residual = torch.cat([torch.zeros(1), *(leaf for leaf in kept if isinstance(leaf, Tensor))])
+        dist.all_reduce(residual)
+        return whole, residual
+
+    with group_of(SIZE, f"{folder}/all"):
+        job = Training(**options).run(4)
+        job.local.save(folder / "0")
+        model, (whole, residual) = job.model.state_dict(), facts(job)
+    for ranks in range(1, SIZE + 1):
+        if hvd.rank() < ranks:
+            with group_of(ranks, f"{folder}/first{ranks}"):
+                job = Training(**options).run(2)
+                job.local.load(folder / str(ranks - 1))
+                job.model.load_state_dict(model)
+                now, left = facts(job)
+                assert all(torch.equal(a, b) for a, b in zip(now, whole, strict=True))
+                torch.testing.assert_close(left, residual)
+                mine = job.run(2).weights
+                found = [torch.empty_like(mine) for _ in range(ranks)]
+                dist.all_gather(found, mine)
+                assert all(torch.equal(one, mine) for one in found)
+                job.local.save(folder / str(ranks))
+                model, (whole, residual) = job.model.state_dict(), facts(job)
+        model, whole, residual = hvd.broadcast_object((model, whole, residual))
 
 
 @pytest.mark.usefixtures("process_group")

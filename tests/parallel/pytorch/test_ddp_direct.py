@@ -114,6 +114,21 @@ def test_each_name_shape_and_op_has_a_state_of_its_own() -> None:
     assert len(shared.state_dict()["sessions"]) == 5
 
 
+def test_a_name_that_is_new_after_a_save_begins_at_zero() -> None:
+    """Also if it comes first, while the state of the other name still waits."""
+    saved, loaded = Compression.parse(SPEC), Compression.parse(SPEC)
+    saved.all_reduce(tensor(), "old")
+    loaded.load_state_dict(saved.state_dict())
+    new, expected = tensor(1, (12, 8)), tensor(1, (12, 8))
+    loaded.all_reduce(new, "new")
+    Compression.parse(SPEC).all_reduce(expected, "new")
+    assert torch.equal(new, expected)
+    old, expected = tensor(2), tensor(2)
+    loaded.all_reduce(old, "old")
+    saved.all_reduce(expected, "old")
+    assert torch.equal(old, expected)
+
+
 def test_a_part_of_the_ranks() -> None:
     group = dist.new_group(EVEN.ranks)
     if dist.get_rank() in EVEN.ranks:

@@ -1,0 +1,106 @@
+"""Local steps over `torch.distributed`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Unpack
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hvd_compress.distributed.compression import Compression, DistributedCompressor
+from hvd_compress.distributed.direct import Reduction
+from hvd_compress.distributed.transport import GroupTransport
+from hvd_compress.errors import SpecError
+from hvd_compress.local.settings import LocalOptions, settings
+from hvd_compress.torch.local_steps import OptimizerStepper
+
+
+class _Flight(NamedTuple):
+    """An exchange on its way.
+
+    Attributes:
+        reduction: The reduction.
+        tensors: What it replaces by their means.
+    """
+
+    reduction: Reduction
+    tensors: Sequence[Tensor]
+
+    def advance(self) -> None:
+        """Advance it without waiting."""
+        self.reduction.advance()
+
+    def wait(self) -> Sequence[Tensor]:
+        """Wait for the means, and return them."""
+        self.reduction.wait()
+        return self.tensors
+
+
+class LocalSteps(OptimizerStepper):
+    """Train alone for some steps, then average: models travel every few steps, in place of gradients in each.
+
+    Use::
+
+        optimizer = torch.optim.AdamW(model.parameters())
+        local = LocalSteps(optimizer, every=30, compression="ctk")
+        for batch in batches:
+            model(batch).backward()  # of the model itself: without DistributedDataParallel, or within a node only
+            optimizer.step()
+            optimizer.zero_grad()
+        local.finish()
+
+    With w_i the parameters of rank i, a those of the global model and C the compression, after every ``every`` steps::
+
+        d = mean over the ranks of C(a - w_i)        a = a - outer(d)        w_i = a
+
+    What a compression does not send is kept, and added to the next difference. With ``every=1``, SGD and the default
+    ``outer`` it is data-parallel training. All ranks make the same number of steps; whether the loss is as good depends
+    on ``every`` and on the learning rate, so compare both with your model.
+
+    Make it on all ranks together: they go on with the parameters of the first one. Save the parameters and the
+    optimizer of each rank, beside `save`; after it was made, load them and then its own state.
+
+    Args:
+        optimizer: The optimizer of the model on this rank, with any learning rate schedule.
+        spec: ``"diloco"``, ``"streaming"`` or ``"sparseloco"``, published settings, over which options take precedence
+            (`hvd_compress.local.settings.PRESETS`); or ``"sparseloco@50"`` or ``"qsgd:bits=4@30"``, with the steps.
+        group: The ranks that average; None for all. With FSDP2 or DistributedDataParallel within a node, those that
+            have the same shards, or the same local rank.
+        **options: ``every``, ``compression``, ``outer``, ``fragments``, ``delay`` and ``mix``; see
+            `hvd_compress.local.settings.LocalSettings`.
+
+    Raises:
+        SpecError: If an option is unknown or its value is not allowed.
+        UnsupportedError: If the optimizer is not one of PyTorch, or there is no process group.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        spec: str = "",
+        group: dist.ProcessGroup | None = None,
+        **options: Unpack[LocalOptions],
+    ) -> None:
+        chosen = settings(spec, options)
+        given = chosen.compression
+        compression = Compression.parse(given) if isinstance(given, str) else given
+        if not isinstance(compression, DistributedCompressor):
+            raise SpecError(
+                f"compression={given!r} is not allowed: pass a spec such as 'qsgd:bits=4', or a compression of"
+                " hvd_compress.distributed"
+            )
+        ranks = group or compression._everyone()
+
+        def start(tensors: Sequence[Tensor], name: str) -> _Flight:
+            started = compression.all_reduce(tensors, name, op="mean", group=ranks, async_op=True)
+            assert started is not None
+            return _Flight(started, tensors)
+
+        self._ranks = ranks
+        super().__init__(optimizer, chosen, compression, GroupTransport.of(ranks), start)
+
+    def group(self) -> dist.ProcessGroup:
+        """Return the process group of the ranks that average."""
+        return self._ranks

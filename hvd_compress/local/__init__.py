@@ -1,0 +1,1 @@
+"""Train alone for some steps, then average models: the settings, the arithmetic, and what is due after each step."""

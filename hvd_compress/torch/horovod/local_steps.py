@@ -1,0 +1,57 @@
+"""Local steps over Horovod."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import horovod.torch as hvd
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hvd_compress.errors import SpecError
+from hvd_compress.local.settings import LocalOptions, settings
+from hvd_compress.local.stepper import Over
+from hvd_compress.torch.horovod import caller
+from hvd_compress.torch.horovod.compression import Compression, TorchCompressor
+from hvd_compress.torch.horovod.transport import HorovodTransport
+from hvd_compress.torch.local_steps import OptimizerStepper
+
+
+class LocalSteps(OptimizerStepper):
+    """Train alone for some steps, then average; see `hvd_compress.distributed.LocalSteps`.
+
+    The optimizer is that of PyTorch, without ``hvd.DistributedOptimizer``. Horovod's direct calls wait, so with
+    ``delay`` an exchange does not overlap with the next steps.
+
+    Args:
+        optimizer: The optimizer of the model on this rank.
+        spec: ``"diloco"``, ``"streaming"`` or ``"sparseloco"``.
+        process_set: The ranks that average; None for all.
+        **options: See `hvd_compress.local.settings.LocalSettings`.
+
+    Raises:
+        SpecError: If an option is unknown or its value is not allowed.
+        UnsupportedError: If the optimizer is not one of PyTorch.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, spec: str = "", process_set: Any = None, **options: Unpack[LocalOptions]
+    ) -> None:
+        chosen = settings(spec, options)
+        given = chosen.compression
+        compression = Compression.parse(given) if isinstance(given, str) else given
+        if not isinstance(compression, TorchCompressor):
+            raise SpecError(
+                f"compression={given!r} is not allowed: pass a spec such as 'qsgd:bits=4', or a compression of"
+                " hvd_compress.torch"
+            )
+        ranks = process_set or caller.EVERYONE
+
+        def start(tensors: Sequence[Tensor], name: str) -> Over:
+            averages = hvd.grouped_allreduce(
+                list(tensors), name=name, op=hvd.Average, compression=compression, process_set=ranks
+            )
+            return Over(averages)
+
+        super().__init__(optimizer, chosen, compression, HorovodTransport.of(ranks), start)
