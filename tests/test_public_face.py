@@ -40,6 +40,7 @@ CLASSES = (
     "DistributedCompressor",
     "TensorFlowCompressor",
     "Aggregator",
+    "LocalSteps",
     "Catalogue",
     "CompressedBoundary",
     "Pipeline",

@@ -52,7 +52,7 @@ class World(NamedTuple):
 
     @property
     def multilevel(self) -> bool:
-        """Whether there are several nodes with several ranks each."""
+        """Whether there is more than one node, with more than one rank on each."""
         return 1 < self.local_size < self.size
 
     def within(self, scope: Scope) -> World:

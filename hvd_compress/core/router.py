@@ -70,7 +70,7 @@ class Router(ABC):
 
     @property
     def tries_nodes(self) -> bool:
-        """Whether hierarchical methods are only used where all nodes have the same number of ranks, more than one."""
+        """Whether hierarchical methods are used only if every node has the same number of ranks, and more than one."""
         return False
 
 

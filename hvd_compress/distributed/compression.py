@@ -292,7 +292,7 @@ class DistributedCompressor(ReducingCompressor):
                     total = self._passthrough.decompress(handle.result(), drive)
                     tensor.copy_(total if call.op == "sum" else total * call.factor)
 
-        return Reduction(lambda: None, finish)
+        return Reduction(call.tensors, lambda: None, finish)
 
     def _start_call(self, call: Call) -> Reduction:
         reducer = self._reducers.of_call(call.key) or self._begin_call(call)
@@ -309,7 +309,7 @@ class DistributedCompressor(ReducingCompressor):
                 for placeholder, entry in taken:
                     reducer.take(placeholder, entry)
 
-        return Reduction(advance, finish)
+        return Reduction(call.tensors, advance, finish)
 
     def _begin_call(self, call: Call) -> Reducer:
         transport = call.transport

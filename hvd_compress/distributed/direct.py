@@ -84,12 +84,13 @@ class Reduction:
     """A reduction on its way: what ``compression.all_reduce(..., async_op=True)`` returns.
 
     Args:
+        tensors: The tensors, which will hold the results.
         advance: Advances it without waiting.
         finish: Waits for it, and writes its results.
     """
 
-    def __init__(self, advance: Callable[[], None], finish: Callable[[], None]) -> None:
-        self._advance = advance
+    def __init__(self, tensors: Sequence[Tensor], advance: Callable[[], None], finish: Callable[[], None]) -> None:
+        self._tensors, self._advance = tensors, advance
         self._finish: Callable[[], None] | None = finish
 
     def advance(self) -> None:
@@ -97,8 +98,12 @@ class Reduction:
         if self._finish is not None:
             self._advance()
 
-    def wait(self) -> None:
-        """Wait until the tensors hold the results: on all ranks, in the order in which reductions were started."""
+    def wait(self) -> Sequence[Tensor]:
+        """Wait until the tensors hold the results, and return them.
+
+        All ranks wait for their reductions in the order in which these were started.
+        """
         finish, self._finish = self._finish, None
         if finish is not None:
             finish()
+        return self._tensors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Unpack
+from typing import Unpack
 
 import torch.distributed as dist
 from torch import Tensor
@@ -12,30 +12,8 @@ from torch.optim import Optimizer
 from hvd_compress.distributed.compression import Compression, DistributedCompressor
 from hvd_compress.distributed.direct import Reduction
 from hvd_compress.distributed.transport import GroupTransport
-from hvd_compress.errors import SpecError
-from hvd_compress.local.settings import LocalOptions, settings
+from hvd_compress.local.settings import LocalOptions, compressor, settings
 from hvd_compress.torch.local_steps import OptimizerStepper
-
-
-class _Flight(NamedTuple):
-    """An exchange on its way.
-
-    Attributes:
-        reduction: The reduction.
-        tensors: What it replaces by their means.
-    """
-
-    reduction: Reduction
-    tensors: Sequence[Tensor]
-
-    def advance(self) -> None:
-        """Advance it without waiting."""
-        self.reduction.advance()
-
-    def wait(self) -> Sequence[Tensor]:
-        """Wait for the means, and return them."""
-        self.reduction.wait()
-        return self.tensors
 
 
 class LocalSteps(OptimizerStepper):
@@ -84,23 +62,19 @@ class LocalSteps(OptimizerStepper):
         **options: Unpack[LocalOptions],
     ) -> None:
         chosen = settings(spec, options)
-        given = chosen.compression
-        compression = Compression.parse(given) if isinstance(given, str) else given
-        if not isinstance(compression, DistributedCompressor):
-            raise SpecError(
-                f"compression={given!r} is not allowed: pass a spec such as 'qsgd:bits=4', or a compression of"
-                " hvd_compress.distributed"
-            )
-        ranks = group or compression._everyone()
+        compression = compressor(
+            chosen.compression, Compression.parse, DistributedCompressor, "hvd_compress.distributed"
+        )
+        transport = GroupTransport.of(group or compression._everyone())
+        super().__init__(optimizer, chosen, compression, transport)
 
-        def start(tensors: Sequence[Tensor], name: str) -> _Flight:
-            started = compression.all_reduce(tensors, name, op="mean", group=ranks, async_op=True)
-            assert started is not None
-            return _Flight(started, tensors)
-
-        self._ranks = ranks
-        super().__init__(optimizer, chosen, compression, GroupTransport.of(ranks), start)
+    def _start(self, arrays: Sequence[Tensor], name: str) -> Reduction:
+        started = self._compression.all_reduce(arrays, name, op="mean", group=self.group(), async_op=True)
+        assert isinstance(started, Reduction)
+        return started
 
     def group(self) -> dist.ProcessGroup:
         """Return the process group of the ranks that average."""
-        return self._ranks
+        assert isinstance(self._transport, GroupTransport)
+        group: dist.ProcessGroup = self._transport.group
+        return group

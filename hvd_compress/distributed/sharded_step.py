@@ -33,7 +33,7 @@ class Step:
 
     @property
     def finite(self) -> bool:
-        """Whether all gradients were finite on all ranks, after the end of the step; the first access synchronizes."""
+        """Whether the gradients of all ranks are finite; the first access, after the step, waits for the GPU."""
         if self._finite is None:
             assert self.bad is not None
             self._finite = not self.bad.any()

@@ -12,9 +12,9 @@ from typing import Any, Unpack
 import horovod.tensorflow as hvd
 import numpy as np
 
-from hvd_compress.errors import SpecError, StateError, UnsupportedError
+from hvd_compress.errors import StateError, UnsupportedError
 from hvd_compress.keras.keras3 import keras
-from hvd_compress.local.settings import LocalOptions, settings
+from hvd_compress.local.settings import LocalOptions, compressor, settings
 from hvd_compress.local.stepper import LocalStepper, Over
 from hvd_compress.tensorflow import Compression, TensorFlowCompressor
 from hvd_compress.tensorflow.transport import EagerTransport
@@ -42,12 +42,6 @@ class _ModelStepper(LocalStepper):
     def _start(self, arrays: Sequence[Any], name: str) -> Over:
         options = {"op": hvd.Average, "compression": self._compression, "process_set": self._process_set}
         return Over([np.array(mean) for mean in hvd.grouped_allreduce(list(arrays), name=name, **options)])
-
-    def _array(self, values: Any, like: Any = None) -> Any:
-        return np.array(values, None if like is None else like.dtype)
-
-    def _numpy(self, array: Any) -> Any:
-        return np.array(array)
 
     def step(self) -> None:
         """Do what is due after a step."""
@@ -81,12 +75,7 @@ class LocalSteps(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
         super().__init__()
         self.settings = settings(spec, options)
         given = self.settings.compression
-        self.compression = Compression.parse(given) if isinstance(given, str) else given
-        if not isinstance(self.compression, TensorFlowCompressor):
-            raise SpecError(
-                f"compression={given!r} is not allowed: pass a spec such as 'qsgd:bits=4', or a compression of"
-                " hvd_compress.keras"
-            )
+        self.compression = compressor(given, Compression.parse, TensorFlowCompressor, "hvd_compress.keras")
         self.process_set = process_set
         self._stepper: _ModelStepper | None = None
         self._folder: tuple[str | os.PathLike[str], int | None] | None = None

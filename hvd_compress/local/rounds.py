@@ -75,15 +75,16 @@ class Rounds:
 
     def named(self) -> dict[str, Any]:
         """Return all arrays to be saved, by name."""
-        kinds = ("anchor", self.anchors), ("momentum", self._momenta), ("mean", self.means or ())
-        return {f"{kind}.{i}": array for kind, arrays in kinds for i, array in enumerate(arrays)}
+        return self._named(self.means or ())
 
     def like(self, step: int) -> dict[str, Any]:
         """Return arrays of the shapes, dtypes and devices of those that are saved after a step, by name."""
         flying = self.settings.flies(step)
-        kinds = {"anchor": self.anchors, "momentum": self._momenta}
-        kinds["mean"] = [] if flying is None else [self.anchors[i] for i in self.members(flying)]
-        return {f"{kind}.{i}": array for kind, arrays in kinds.items() for i, array in enumerate(arrays)}
+        return self._named([] if flying is None else [self.anchors[i] for i in self.members(flying)])
+
+    def _named(self, means: Sequence[Any]) -> dict[str, Any]:
+        kinds = ("anchor", self.anchors), ("momentum", self._momenta), ("mean", means)
+        return {f"{kind}.{i}": array for kind, arrays in kinds for i, array in enumerate(arrays)}
 
     def check(self, step: int, arrays: Mapping[str, Any]) -> None:
         """Refuse a saved state of other parameters or settings.

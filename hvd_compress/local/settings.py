@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 from hvd_compress.core.method import check_range, check_whole
 from hvd_compress.errors import SpecError
+
+C = TypeVar("C")
 
 _MOST = 10**9
 """Largest number of steps or fragments."""
@@ -170,6 +173,26 @@ def settings(spec: str, options: LocalOptions) -> LocalSettings:
             f" {', '.join(map(repr, PRESETS))}"
         )
     return LocalSettings(**given)
+
+
+def compressor(given: Any, parse: Callable[[str], C], kind: type[C], module: str) -> C:
+    """Return the compression object of some settings.
+
+    Args:
+        given: Their ``compression``.
+        parse: Makes an object from a spec.
+        kind: Type of the object.
+        module: The module that has it, for the error.
+
+    Raises:
+        SpecError: If it is neither a spec nor such an object.
+    """
+    found = parse(given) if isinstance(given, str) else given
+    if not isinstance(found, kind):
+        raise SpecError(
+            f"compression={given!r} is not allowed: pass a spec such as 'qsgd:bits=4', or a compression of {module}"
+        )
+    return found
 
 
 def method_of(spec: str) -> str:

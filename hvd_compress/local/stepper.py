@@ -1,4 +1,4 @@
-"""What is due after each step of a rank: one source for all adapters."""
+"""The base class of the adapters' `LocalSteps`: exchanges fragments when they are due, saves and loads the state."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -14,9 +15,10 @@ import numpy as np
 
 from hvd_compress.checkpoint import agreement
 from hvd_compress.checkpoint.saving import SaveLoadMixin
-from hvd_compress.checkpoint.state_dict import Saved, SavedSession
+from hvd_compress.checkpoint.state_dict import Saved, SavedSession, fingerprint
 from hvd_compress.core.bucketing import Gradient
-from hvd_compress.core.collectives import AllGather, AllReduce, Broadcast, World
+from hvd_compress.core.collectives import AllGather, AllReduce, Broadcast, Collective, World
+from hvd_compress.core.state_tree import Kind
 from hvd_compress.errors import DisagreementError, StateError, UnsupportedError
 from hvd_compress.local.rounds import Rounds
 from hvd_compress.local.settings import LocalSettings
@@ -88,18 +90,23 @@ class LocalStepper(SaveLoadMixin, ABC):
     def _start(self, arrays: Sequence[Any], name: str) -> Flight:
         """Start to average arrays, which are not needed any more."""
 
-    @abstractmethod
     def _array(self, values: Any, like: Any = None) -> Any:
-        """Return a numpy array as one of the framework; of the dtype, and where that other one is, if given."""
+        """Return a copy of a numpy array as one of the framework, by default numpy.
 
-    @abstractmethod
+        Args:
+            values: The array.
+            like: An array whose dtype and device it is to have; None for its own dtype, on the CPU.
+        """
+        return np.array(values, None if like is None else like.dtype)
+
     def _numpy(self, array: Any) -> Any:
         """Return a copy in numpy."""
+        return np.array(array)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(step={self._rounds.step}, {self.settings!r})"
 
-    def _perform(self, message: Any, name: str) -> Any:
+    def _perform(self, message: Collective, name: str) -> Any:
         return self._transport.start(message, f"hvd_compress.{self._label}.{name}").result()
 
     def _agree(self) -> int:
@@ -187,7 +194,7 @@ class LocalStepper(SaveLoadMixin, ABC):
 
         It is that of the last exchange, equal on all ranks; nothing is communicated.
         """
-        own = [self._array(self._numpy(array), array) for array in self._arrays()]
+        own = deepcopy(list(self._arrays()))
         self._write(range(len(own)), self._rounds.anchors)
         try:
             yield
@@ -205,9 +212,7 @@ class LocalStepper(SaveLoadMixin, ABC):
     def _saved(self) -> Saved:
         self._come()
         arrays = {name: self._numpy(array) for name, array in self._rounds.named().items()}
-        shared = 0
-        for name, array in arrays.items():
-            shared = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data, zlib.crc32(name.encode(), shared))
+        shared = fingerprint({"": arrays}, {"": dict.fromkeys(arrays, Kind())})
         world, steps = self._transport.world, self._rounds.step
         session = SavedSession(
             world.rank, world.size, steps, {"": arrays}, job=self._job, shared=shared, process_set=self._members

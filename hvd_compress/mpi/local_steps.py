@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
-import numpy as np
 from mpi4py import MPI
 
 from hvd_compress.errors import SpecError
@@ -60,12 +59,6 @@ class LocalSteps(LocalStepper):
     def _start(self, arrays: Sequence[Arr], name: str) -> Over:
         means = self._aggregator.step(dict(zip(self._parameters, arrays, strict=True)))
         return Over([means[key] for key in self._parameters])
-
-    def _array(self, values: Any, like: Any = None) -> Arr:
-        return np.array(values, None if like is None else like.dtype)
-
-    def _numpy(self, array: Arr) -> Arr:
-        return np.array(array)
 
     def step(self) -> None:
         """Do what is due after a step of this rank."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,13 +12,10 @@ from torch.optim import Optimizer
 
 from hvd_compress.errors import UnsupportedError
 from hvd_compress.local.settings import LocalSettings
-from hvd_compress.local.stepper import Flight, LocalStepper
+from hvd_compress.local.stepper import LocalStepper
 from hvd_compress.torch.compressor import ReducingCompressor, parse, to_tensors
 from hvd_compress.torch.optimizers import parameters_of, unwrapped
 from hvd_compress.transport.protocol import TrainingTransport
-
-Start: TypeAlias = Callable[[Sequence[Tensor], str], Flight]
-"""Starts to average tensors, under a name."""
 
 
 class OptimizerStepper(LocalStepper):
@@ -29,7 +26,6 @@ class OptimizerStepper(LocalStepper):
         settings: The settings.
         compression: Compresses the differences.
         transport: Transport of the ranks.
-        start: Starts to average tensors.
     """
 
     def __init__(
@@ -38,11 +34,9 @@ class OptimizerStepper(LocalStepper):
         settings: LocalSettings,
         compression: ReducingCompressor,
         transport: TrainingTransport,
-        start: Start,
     ) -> None:
         inner = unwrapped(optimizer)
         self._parameters = _trained(inner)
-        self._start_mean = start
         label = compression._registry.label("local_steps", set())
         with torch.no_grad():
             super().__init__(settings, compression, transport, label, transport.members)
@@ -57,9 +51,6 @@ class OptimizerStepper(LocalStepper):
         with torch.no_grad():
             for number, array in zip(numbers, arrays, strict=True):
                 mine[number].copy_(array)
-
-    def _start(self, arrays: Sequence[Tensor], name: str) -> Flight:
-        return self._start_mean(arrays, name)
 
     def _array(self, values: Any, like: Any = None) -> Tensor:
         array = torch.from_numpy(np.array(values))

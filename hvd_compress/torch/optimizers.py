@@ -28,7 +28,7 @@ def as_list(given: Optimizers | None, parameters: Iterable[Tensor]) -> list[Any]
     found = []
     known = {id(parameter) for parameter in parameters}
     for one in () if given is None else given if isinstance(given, Sequence) else (given,):
-        inner = unwrapped(one)
+        inner = unwrapped(one, "a torch.optim.Optimizer, or a list of them")
         if not any(id(parameter) in known for parameter in parameters_of(inner)):
             raise UnsupportedError(
                 f"optimizer={type(inner).__name__} trains no parameter of this model: pass the optimizer that was made"
@@ -38,8 +38,12 @@ def as_list(given: Optimizers | None, parameters: Iterable[Tensor]) -> list[Any]
     return found
 
 
-def unwrapped(optimizer: Any) -> Any:
+def unwrapped(optimizer: Any, allowed: str = "a torch.optim.Optimizer") -> Any:
     """Return an optimizer without the wrappers of Accelerate, Fabric and Lightning.
+
+    Args:
+        optimizer: The optimizer.
+        allowed: What may be passed, for the error.
 
     Raises:
         UnsupportedError: If it is not a ``torch.optim.Optimizer``.
@@ -48,7 +52,7 @@ def unwrapped(optimizer: Any) -> Any:
     while not hasattr(inner, "register_step_post_hook") and hasattr(inner, "optimizer"):
         inner = inner.optimizer
     if not hasattr(inner, "register_step_post_hook"):
-        raise UnsupportedError(f"optimizer={optimizer!r} is not supported: pass a torch.optim.Optimizer")
+        raise UnsupportedError(f"optimizer={optimizer!r} is not supported: pass {allowed}")
     return inner
 
 

@@ -67,10 +67,7 @@ def moved(rng: np.random.Generator, arrays: list[Arr]) -> None:
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.parametrize("spec", ["none", "topk:ratio=0.3,min_size=0,vectors=on", "qsgd:bits=4,min_size=0"])
 def test_ranks_agree_and_nothing_is_lost(seed: int, spec: str) -> None:
-    """What the ranks subtract from their parameters is subtracted from the global model, or is on its way.
-
-    That is so for the outer optimizer that takes the mean, with ranks that take the global model as it comes.
-    """
+    """With ``Outer()`` and ``mix=0``, the global model plus what has not been sent yet adds up to all local updates."""
     generator, rng, size = random.Random(seed), np.random.default_rng(seed), 3
     fragments = generator.randint(1, 3)
     settings = LocalSettings(every=fragments * generator.randint(1, 4), fragments=fragments)

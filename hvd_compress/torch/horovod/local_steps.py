@@ -9,8 +9,7 @@ import horovod.torch as hvd
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hvd_compress.errors import SpecError
-from hvd_compress.local.settings import LocalOptions, settings
+from hvd_compress.local.settings import LocalOptions, compressor, settings
 from hvd_compress.local.stepper import Over
 from hvd_compress.torch.horovod import caller
 from hvd_compress.torch.horovod.compression import Compression, TorchCompressor
@@ -39,19 +38,10 @@ class LocalSteps(OptimizerStepper):
         self, optimizer: Optimizer, spec: str = "", process_set: Any = None, **options: Unpack[LocalOptions]
     ) -> None:
         chosen = settings(spec, options)
-        given = chosen.compression
-        compression = Compression.parse(given) if isinstance(given, str) else given
-        if not isinstance(compression, TorchCompressor):
-            raise SpecError(
-                f"compression={given!r} is not allowed: pass a spec such as 'qsgd:bits=4', or a compression of"
-                " hvd_compress.torch"
-            )
-        ranks = process_set or caller.EVERYONE
+        compression = compressor(chosen.compression, Compression.parse, TorchCompressor, "hvd_compress.torch")
+        super().__init__(optimizer, chosen, compression, HorovodTransport.of(process_set or caller.EVERYONE))
 
-        def start(tensors: Sequence[Tensor], name: str) -> Over:
-            averages = hvd.grouped_allreduce(
-                list(tensors), name=name, op=hvd.Average, compression=compression, process_set=ranks
-            )
-            return Over(averages)
-
-        super().__init__(optimizer, chosen, compression, HorovodTransport.of(ranks), start)
+    def _start(self, arrays: Sequence[Tensor], name: str) -> Over:
+        assert isinstance(self._transport, HorovodTransport)
+        where = {"name": name, "process_set": self._transport.process_set}
+        return Over(hvd.grouped_allreduce(list(arrays), op=hvd.Average, compression=self._compression, **where))

@@ -293,7 +293,7 @@ def test_wrong_states_change_nothing(tmp_path: Path) -> None:
 
 @both
 def test_two_optimizers_share_a_compression(kind: str) -> None:
-    """Of the same shapes, and in turns, as those of a GAN."""
+    """Each has a state of its own, although their parameters have the same shapes, as in a GAN."""
     spec = "topk:ratio=0.1,min_size=0"
     shared = KINDS_OF_COMPRESSION[kind].parse(spec)
     pair = [Training(kind, every=2, compression=shared) for _ in range(2)]
