@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_compress.distributed import Compression, LocalSteps
+from hvd_compress.distributed import Compression, Gossip, LocalSteps
 
 store, rank, spec, fault, kind = sys.argv[1], int(sys.argv[2]), *sys.argv[3:]
 patience = timedelta(seconds=5)
@@ -23,6 +23,8 @@ model: nn.Module = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 1
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 if kind == "local":
     LocalSteps(optimizer, every=4, delay=1, compression=spec)
+elif kind == "gossip":
+    Gossip(optimizer, compression=spec)
 elif kind == "sharded":
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     Compression.parse(spec).register(model)

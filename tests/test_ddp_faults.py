@@ -1,4 +1,4 @@
-"""DistributedDataParallel, FSDP2 and local steps with a missing rank: the others get an error in time."""
+"""DistributedDataParallel, FSDP2, local steps and gossip with a missing rank: the others get an error in time."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ RANK = Path(__file__).with_name("ddp_rank.py")
         ("powersgd:rank=2", "ddp", "exit"),
         ("qsgd", "sharded", "stall"),
         ("topk:ratio=0.1", "local", "exit"),
+        ("topk:ratio=0.1,feedback=ef21", "gossip", "exit"),
+        pytest.param("none", "gossip", "stall", marks=pytest.mark.long),
         pytest.param("qsgd", "local", "stall", marks=pytest.mark.long),
         *(pytest.param("none", "ddp", fault, marks=pytest.mark.long) for fault in ("exit", "stall")),
     ],

@@ -40,6 +40,7 @@ CLASSES = (
     "DistributedCompressor",
     "TensorFlowCompressor",
     "Aggregator",
+    "Gossip",
     "LocalSteps",
     "Catalogue",
     "CompressedBoundary",

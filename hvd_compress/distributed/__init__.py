@@ -18,7 +18,8 @@ del torch
 
 from hvd_compress.distributed.compression import Compression, DistributedCompressor, hook  # noqa: E402
 from hvd_compress.distributed.full_state import FullState  # noqa: E402
+from hvd_compress.distributed.gossip import Gossip  # noqa: E402
 from hvd_compress.distributed.local_steps import LocalSteps  # noqa: E402
 from hvd_compress.local.settings import Outer  # noqa: E402
 
-__all__ = ["Compression", "DistributedCompressor", "FullState", "LocalSteps", "Outer", "hook"]
+__all__ = ["Compression", "DistributedCompressor", "FullState", "Gossip", "LocalSteps", "Outer", "hook"]

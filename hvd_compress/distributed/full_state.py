@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from hvd_compress.checkpoint.saves import flaw, needed
 from hvd_compress.distributed.compression import DistributedCompressor, alone
+from hvd_compress.distributed.gossip import Gossip
 from hvd_compress.distributed.local_steps import LocalSteps
 from hvd_compress.distributed.meeting import meet
 from hvd_compress.errors import StateError
@@ -29,10 +30,11 @@ class FullState:
     not.
 
     Args:
-        compression: The compressor, or `hvd_compress.distributed.LocalSteps`, whose state includes that of its own.
+        compression: The compressor; or `hvd_compress.distributed.LocalSteps` or `Gossip`, whose state includes that of
+            its own.
     """
 
-    def __init__(self, compression: DistributedCompressor | LocalSteps) -> None:
+    def __init__(self, compression: DistributedCompressor | LocalSteps | Gossip) -> None:
         self._compression = compression
 
     def state_dict(self) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from hvd_compress.distributed.compression import Compression, DistributedCompres
 from hvd_compress.distributed.direct import Reduction
 from hvd_compress.distributed.transport import GroupTransport
 from hvd_compress.local.settings import LocalOptions, compressor, settings
-from hvd_compress.torch.local_steps import OptimizerStepper
+from hvd_compress.local.stepper import LocalStepper
+from hvd_compress.torch.optimizer_stepper import OptimizerStepper
 
 
-class LocalSteps(OptimizerStepper):
+class LocalSteps(OptimizerStepper, LocalStepper):
     """Train alone for some steps, then average: models travel every few steps, in place of gradients in each.
 
     Use::

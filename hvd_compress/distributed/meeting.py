@@ -68,7 +68,7 @@ def _gather(group: dist.ProcessGroup, name: str, mine: str, waited: str, cure: s
     while missing := [rank for rank, key in enumerate(keys) if not store.check([key])]:
         seconds = time.monotonic() - begin
         words = f"{waited.format(seconds)} the ranks {missing} of the process group, {cure}"
-        if seconds > _limit(group).total_seconds():
+        if seconds > limit_of(group).total_seconds():
             raise StateError(words)
         if seconds > PATIENCE and not logged:
             _LOG.warning(words)
@@ -78,7 +78,7 @@ def _gather(group: dist.ProcessGroup, name: str, mine: str, waited: str, cure: s
     return [store.get(key).decode() for key in keys]
 
 
-def _limit(group: dist.ProcessGroup) -> timedelta:
+def limit_of(group: dist.ProcessGroup) -> timedelta:
     """Return the time limit of a process group."""
     options: Any = getattr(group._get_backend(group._device_types[0]), "options", None)
     limit: timedelta = getattr(options, "_timeout", default_pg_timeout)

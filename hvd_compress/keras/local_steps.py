@@ -14,8 +14,9 @@ import numpy as np
 
 from hvd_compress.errors import StateError, UnsupportedError
 from hvd_compress.keras.keras3 import keras
+from hvd_compress.local.base import Over
 from hvd_compress.local.settings import LocalOptions, compressor, settings
-from hvd_compress.local.stepper import LocalStepper, Over
+from hvd_compress.local.stepper import LocalStepper
 from hvd_compress.tensorflow import Compression, TensorFlowCompressor
 from hvd_compress.tensorflow.transport import EagerTransport
 

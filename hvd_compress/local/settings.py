@@ -9,6 +9,8 @@ from typing import Any, TypedDict, TypeVar
 
 from hvd_compress.core.method import check_range, check_whole
 from hvd_compress.errors import SpecError
+from hvd_compress.local.gossip import GossipSettings
+from hvd_compress.local.graph import gossips
 
 C = TypeVar("C")
 
@@ -196,5 +198,7 @@ def compressor(given: Any, parse: Callable[[str], C], kind: type[C], module: str
 
 
 def method_of(spec: str) -> str:
-    """Return the spec of the compression in a spec of a method, or in ``NAME@STEPS`` of local steps."""
-    return str(settings(spec, {}).compression) if "@" in spec else spec
+    """Return the spec of the compression in a spec of a method, in ``NAME@STEPS`` of local steps or ``NAME@GRAPH``."""
+    if "@" not in spec:
+        return spec
+    return str(GossipSettings.of(spec, {}).method if gossips(spec) else settings(spec, {}).compression)

@@ -8,8 +8,9 @@ from typing import Unpack
 from mpi4py import MPI
 
 from hvd_compress.errors import SpecError
+from hvd_compress.local.base import Over
 from hvd_compress.local.settings import LocalOptions, settings
-from hvd_compress.local.stepper import LocalStepper, Over
+from hvd_compress.local.stepper import LocalStepper
 from hvd_compress.mpi.aggregator import Aggregator
 from hvd_compress.mpi.transport import Arr
 

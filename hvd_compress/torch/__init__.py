@@ -17,9 +17,10 @@ from hvd_compress.errors import BUILD_HOROVOD, MissingPackageError, required
 if TYPE_CHECKING:
     from hvd_compress.local.settings import Outer
     from hvd_compress.torch.horovod.compression import Compression, TorchCompressor
+    from hvd_compress.torch.horovod.gossip import Gossip
     from hvd_compress.torch.horovod.local_steps import LocalSteps
 
-__all__ = ["Compression", "LocalSteps", "Outer", "TorchCompressor"]
+__all__ = ["Compression", "Gossip", "LocalSteps", "Outer", "TorchCompressor"]
 
 
 with required("hvd_compress.torch", "PyTorch", "torch"):
@@ -41,9 +42,9 @@ if not TYPE_CHECKING:  # so that type checkers see the real types
                 f" for Horovod, {BUILD_HOROVOD}"
             ) from error
         del horovod
-        from hvd_compress.torch.horovod import local_steps
+        from hvd_compress.torch.horovod import gossip, local_steps
 
-        return getattr(local_steps, name)
+        return getattr(gossip if name == "Gossip" else local_steps, name)
 
 
 def __dir__() -> list[str]:

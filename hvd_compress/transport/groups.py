@@ -148,15 +148,30 @@ class HorovodGroup:
                 "hierarchical=on is supported for process sets with one rank per node and for all ranks, but not for"
                 " other process sets: leave out hierarchical=on, or process_set="
             )
-        known = self.library.mpi_ops._basics._get_process_set_ids_and_ranks()
+        known = self.known_sets()
         for scope in _SCOPES:
             for ranks in self.world.partition(scope):
-                found = self._set_of(list(ranks), known)
+                found = self.set_of(list(ranks), known, "hierarchical=on", "hvd_compress.node_process_sets()")
                 if self.world.rank in ranks:
                     _SETS[scope] = found
 
-    def _set_of(self, ranks: list[int], known: Mapping[int, Sequence[int]]) -> Any:
-        """Return the process set of some ranks; create it if there is none. All ranks call it in the same order."""
+    def known_sets(self) -> Mapping[int, Sequence[int]]:
+        """Return the ranks of all process sets, by their numbers."""
+        known: Mapping[int, Sequence[int]] = self.library.mpi_ops._basics._get_process_set_ids_and_ranks()
+        return known
+
+    def set_of(self, ranks: list[int], known: Mapping[int, Sequence[int]], what: str, start: str) -> Any:
+        """Return the process set of some ranks; create it if there is none. All ranks call it in the same order.
+
+        Args:
+            ranks: The ranks.
+            known: Process sets that exist on all ranks.
+            what: What needs it, for the error.
+            start: Process sets with which to start Horovod, for the error.
+
+        Raises:
+            UnsupportedError: If Horovod was started so that none can be created.
+        """
         for number, members in known.items():
             if list(members) == ranks:
                 found = self.library.ProcessSet(ranks)
@@ -166,8 +181,7 @@ class HorovodGroup:
             return self.library.add_process_set(ranks)
         except ValueError as error:
             raise UnsupportedError(
-                "hierarchical=on needs process sets of Horovod: start it by"
-                " hvd.init(process_sets=hvd_compress.node_process_sets())"
+                f"{what} needs process sets of Horovod: start it by hvd.init(process_sets={start})"
             ) from error
 
     def global_rank(self, rank: int) -> int:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from hvd_compress.errors import ClusterError
+from hvd_compress.errors import ClusterError, SpecError
 from hvd_compress.tools.bench.jobs import Launcher, LaunchSpec, execute
+from hvd_compress.tools.compare.command import read_methods
 from hvd_compress.tools.compare.comparison import WORKERS
 from hvd_compress.tools.compare.job import Job
 
@@ -45,6 +46,15 @@ def test_local_steps_are_those_of_horovod(tmp_path: Path, monkeypatch: pytest.Mo
     assert [one[2] for one in ddp["curve"]] == pytest.approx([one[2] for one in horovod["curve"]], abs=0.01)
     assert ddp["ranks_equal"] and horovod["ranks_equal"]
     assert ddp["payload"] == pytest.approx(4 * ddp["goal"]["parameters"] / 5, rel=0.3)
+
+
+def test_gossip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks end with the mean of their models."""
+    monkeypatch.chdir(Path(__file__).parent)
+    found = run("ddp", "powergossip@ring", tmp_path)
+    assert found["ranks_equal"] and 0 < found["payload"] < 4 * found["goal"]["parameters"] / 2
+    with pytest.raises(SpecError, match="take --framework ddp"):
+        read_methods("powergossip@ring", "torch")
 
 
 @pytest.mark.long

@@ -17,6 +17,7 @@ from docs.documents import ROOT, commands
 from launching import AS_ROOT, run
 
 import hvd_compress
+from hvd_compress.local.settings import method_of
 from hvd_compress.tools.cli import complete
 from hvd_compress.tools.terminal import split_specs
 
@@ -65,7 +66,7 @@ def test_all_methods_in_commands_are_known() -> None:
     specs = {spec for words in MINE for spec in specs_of(words)} - STAND_INS.keys()
     assert len(specs) > 20
     for spec in specs:
-        hvd_compress.parse(spec)
+        hvd_compress.parse(method_of(spec))
 
 
 def test_targets_of_make_exist() -> None:

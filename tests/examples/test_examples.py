@@ -72,6 +72,18 @@ def test_local_gpt(tmp_path: Path) -> None:
     assert figures(found.stdout, "averaged")[0] == figures(found.stdout, "averaged")[1]
 
 
+def test_consensus(tmp_path: Path) -> None:
+    """Without a launcher. PowerGossip needs no step size; CHOCO diverges with that of plain gossip."""
+    picture = tmp_path / "consensus.png"
+    small = ("--ranks", "4", "--size", "20", "--megabytes", "0.1", "--plot", picture)
+    found = run([sys.executable, example("consensus.py"), *small], 60, {"COLUMNS": "140"})
+    lines = [line.split("│") for line in found.stdout.splitlines() if line.startswith("│")]
+    ends = {line[1].strip(): float(line[-2]) for line in lines}
+    assert ends["plain"] < 0.01 and ends["PowerGossip, rank 1"] < 0.01, found.stdout
+    assert ends["CHOCO, top 1%, step size 1"] > 100
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_study_of_adamw(tmp_path: Path) -> None:
     """It makes the runs that are missing."""
     program, results = Path(example("../tools/adam_study.py")), tmp_path / "study.jsonl"

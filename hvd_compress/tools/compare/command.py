@@ -13,6 +13,7 @@ from rich.markup import escape
 from hvd_compress.engine.spec import parse
 from hvd_compress.errors import SpecError
 from hvd_compress.lab import Setting
+from hvd_compress.local.graph import gossips
 from hvd_compress.local.settings import method_of
 from hvd_compress.tools.bench.distributed.command import By, Computes, Hosts, On, Ranks, RanksPerHost, Rate, read_merges
 from hvd_compress.tools.bench.distributed.results import BASELINES
@@ -165,6 +166,8 @@ def read_methods(text: str, framework: Framework = "torch") -> list[str]:
         parse(method_of(spec))
         if "@" in spec and framework == "keras":
             raise SpecError(f"--methods {spec} is not supported with --framework keras: compare local steps in PyTorch")
+        if gossips(spec) and framework != "ddp":
+            raise SpecError(f"--methods {spec} is not supported with --framework {framework}: take --framework ddp")
     if twice := {spec for spec in specs if specs.count(spec) > 1}:
         raise SpecError(f"--methods has {', '.join(sorted(twice))} twice: name each once")
     return [*(spec for spec in BASELINES if spec not in specs), *specs]

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from hvd_compress.distributed import Compression, LocalSteps
+from hvd_compress.distributed import Compression, Gossip, LocalSteps
+from hvd_compress.local.graph import gossips
 from hvd_compress.local.settings import method_of
 from hvd_compress.tools.compare.job import Job
 from hvd_compress.tools.compare.torch_model import TorchModel
@@ -19,7 +20,8 @@ class DDPTrainer(GroupRank, TorchModel):
         self.restart()
         self.compression = Compression.parse(method_of(spec), **merged(spec, job))
         if "@" in spec:
-            self.local = LocalSteps(self._plain, spec, compression=self.compression)
+            kind = Gossip if gossips(spec) else LocalSteps
+            self.local = kind(self._plain, spec, compression=self.compression)
             return
         self._wrapped = DistributedDataParallel(self._training.model)
         if self.size > 1:

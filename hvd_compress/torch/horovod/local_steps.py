@@ -9,15 +9,16 @@ import horovod.torch as hvd
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hvd_compress.local.base import Over
 from hvd_compress.local.settings import LocalOptions, compressor, settings
-from hvd_compress.local.stepper import Over
+from hvd_compress.local.stepper import LocalStepper
 from hvd_compress.torch.horovod import caller
 from hvd_compress.torch.horovod.compression import Compression, TorchCompressor
 from hvd_compress.torch.horovod.transport import HorovodTransport
-from hvd_compress.torch.local_steps import OptimizerStepper
+from hvd_compress.torch.optimizer_stepper import OptimizerStepper
 
 
-class LocalSteps(OptimizerStepper):
+class LocalSteps(OptimizerStepper, LocalStepper):
     """Train alone for some steps, then average; see `hvd_compress.distributed.LocalSteps`.
 
     The optimizer is that of PyTorch, without ``hvd.DistributedOptimizer``. Horovod's direct calls wait, so with

@@ -276,7 +276,7 @@ def test_wrong_states_change_nothing(tmp_path: Path) -> None:
     state, before = job.local.state_dict(), job.weights
     wrong: list[tuple[Any, str]] = [
         ({}, "not a compressor's state"),
-        (Compression.parse("topk:ratio=0.1").state_dict(), "no global model"),
+        (Compression.parse("topk:ratio=0.1").state_dict(), "none of LocalSteps"),
         (Training(every=4, delay=1).run(3).local.state_dict(), "momentum.0"),
         (Training(every=4, outer=NESTEROV).run(3).local.state_dict(), "mean.0"),
         (Training(every=4, outer=NESTEROV, delay=1, compression="fp16").run(3).local.state_dict(), "fp16"),

@@ -1,4 +1,4 @@
-"""Local steps of an optimizer of PyTorch; the adapters exchange the differences."""
+"""Averaging of the model of an optimizer of PyTorch; the adapters exchange it."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hvd_compress.errors import UnsupportedError
-from hvd_compress.local.settings import LocalSettings
-from hvd_compress.local.stepper import LocalStepper
+from hvd_compress.local.base import Stepper
 from hvd_compress.torch.compressor import ReducingCompressor, parse, to_tensors
 from hvd_compress.torch.optimizers import parameters_of, unwrapped
 from hvd_compress.transport.protocol import TrainingTransport
 
 
-class OptimizerStepper(LocalStepper):
-    """Local steps of an optimizer: after each of its steps, it does what is due.
+class OptimizerStepper(Stepper):
+    """What averages the model of an optimizer, before or after each of its steps.
 
     Args:
         optimizer: The optimizer of this rank's model, whose gradients nobody reduces over these ranks.
         settings: The settings.
-        compression: Compresses the differences.
+        compression: Compresses what is exchanged.
         transport: Transport of the ranks.
     """
 
     def __init__(
         self,
         optimizer: Optimizer,
-        settings: LocalSettings,
+        settings: Any,
         compression: ReducingCompressor,
         transport: TrainingTransport,
     ) -> None:
         inner = unwrapped(optimizer)
         self._parameters = _trained(inner)
-        label = compression._registry.label("local_steps", set())
+        label = compression._registry.label(self._kind, set())
         with torch.no_grad():
             super().__init__(settings, compression, transport, label, transport.members)
-        self._hook = inner.register_step_post_hook(self._stepped)
+        register = inner.register_step_pre_hook if self._before else inner.register_step_post_hook
+        self._hook = register(self._stepped)
 
     def _arrays(self) -> list[Tensor]:
         detached: list[Any] = [parameter.detach() for parameter in self._parameters]
@@ -61,30 +61,25 @@ class OptimizerStepper(LocalStepper):
         return known.to("cpu", copy=True).numpy()
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
-        """Do what is due after a step of the optimizer."""
+        """Do what is due before or after a step of the optimizer."""
         if len(now := _trained(optimizer)) != len(self._parameters):
             raise UnsupportedError(
                 f"the optimizer has {len(now)} parameters that require a gradient, but it had {len(self._parameters)}"
-                " when LocalSteps was made: call its remove(), and make a new LocalSteps, on all ranks"
+                f" when {type(self).__name__} was made: call its remove(), and make a new one, on all ranks"
             )
         with torch.no_grad():
             self._step()
 
-    def finish(self) -> None:
-        """Average what is left at the end of training; see `LocalStepper.finish`."""
-        with torch.no_grad():
-            super().finish()
-
     def remove(self) -> None:
-        """Do nothing after further steps of the optimizer; an exchange on its way is waited for."""
-        self._come()
+        """Do nothing in further steps of the optimizer; an exchange on its way is waited for."""
+        self._settle()
         self._hook.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank: the global model, its momentum, residuals and step counts.
+        """Return the state of this rank: that of its compression, step counts, and the global model of local steps.
 
         An exchange on its way is waited for, so all ranks call it after the same step. Parameters and the optimizer are
-        saved beside it, those of each rank: between exchanges they differ.
+        saved beside it, those of each rank: they differ.
 
         Returns:
             Nested dicts of tensors, numbers and strings, which ``torch.load(..., weights_only=True)`` can read.
