@@ -42,14 +42,14 @@ class Mirror:
         if message.scope != "node":
             self.rounds += 1
             self.bytes_sent += message.array.nbytes * wire(kind, message.scope, world.size, world.local_size)
-        return Done(self._reply(message, world.within(message.scope).size))
+        return Done(self._reply(message, *world.within(message.scope)[:2]))
 
-    def _reply(self, message: Collective, size: int) -> Any:
+    def _reply(self, message: Collective, rank: int, size: int) -> Any:
         array = message.array
         if isinstance(message, ReduceScatter):
-            return array[0]
+            return array[rank]
         if isinstance(message, AllGather | AllToAll):
-            row = array if isinstance(message, AllGather) else array[0]
+            row = array if isinstance(message, AllGather) else array[rank]
             rows = self._ops.concat([row] * size)
             return rows if isinstance(message, AllGather) and message.ragged else self._ops.reshape(rows, (size, -1))
         return array
