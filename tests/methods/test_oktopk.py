@@ -184,7 +184,10 @@ def test_after_the_scale_has_fallen_it_goes_on_in_the_next_step() -> None:
     for seed, scale in enumerate((1e3, 1e-3, 1e-3, 1e3, 1e3)):
         for state in run.states:
             state.residual[:] = 0
-        counts.append(np.count_nonzero(run.step([x * np.float32(scale) for x in normal(bucket, 4, seed)])))
+        xs = [x * np.float32(scale) for x in normal(bucket, 4, seed)]
+        counts.append(np.count_nonzero(run.step(xs)))
+        for x, state in zip(xs, run.states, strict=True):
+            assert 80 < np.count_nonzero(np.abs(x) >= state.inner.local) <= 125
     assert counts[0] == counts[2] == counts[4] == 100
     assert counts[1] == 0 and 100 < counts[3] <= 125 + 4
 
