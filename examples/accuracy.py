@@ -57,6 +57,8 @@ _CASES = (
     ),
     Case("topkc:ratio=0.01"),
     Case("scalecom:ratio=0.01", 0.05),
+    Case("oktopk:ratio=0.01"),
+    Case("arctopk:ratio=0.05,width=64", 0.05, note="a twentieth of the rows of 64 coordinates"),
     Case("qsgd"),
     Case("qsgd:bits=2,twoway=on", 0.05),
     Case("terngrad"),
