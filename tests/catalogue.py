@@ -84,6 +84,7 @@ EACH_KIND = [
     "topk:ratio=0.05",
     "dgc:ratio=0.05",
     "scalecom:ratio=0.05",
+    "oktopk:ratio=0.05",
     "efsignsgd:twoway=on",
     "thc:rotation=full,overflow=saturate",
     "acpsgd:rank=2",

@@ -102,7 +102,7 @@ class OkTopK(Method):
     owner has more than twice its share of T, the coordinates are first dealt out evenly (alltoall).
 
     The paper bounds what a rank sends by ``6 k (n-1)/n`` words, whatever n is. Here it is less than ``22.5 k (n-1)/n``
-    bytes, as a coordinate takes 6 bytes, plus a few bytes per message. For that (ours):
+    bytes, as a coordinate takes 6 bytes, plus what messages say of the number of coordinates. For that (ours):
 
     * Boundaries are those of the step; the paper keeps them for 64 steps.
     * Messages of all ranks have equal lengths. An owner gets at most 1.25 k/n coordinates of a rank, the largest; T has
