@@ -254,7 +254,7 @@ def test_stages_must_grow(ends: list[int]) -> None:
 
 def test_a_residual_that_holds_most_of_a_gradient_is_a_momentum() -> None:
     sparse = {"topk", "gtopk", "oktopk", "threshold", "sidco", "topkc", "arctopk", "scalecom", "randomk", "blockk"}
-    lagging = sparse | {"ctk", "onebit", "efsignsgd"}
+    lagging = sparse | {"ctk", "sparseloco", "onebit", "efsignsgd"}
     found = {name for name in REGISTRY if parse(name).adds_momentum}
     assert lagging <= found
     assert not found & {"none", "fp16", "bf16", "fp8", "int8", "qsgd", "terngrad", "natural", "thc", "loco", "powersgd"}

@@ -33,7 +33,8 @@ class Example(NamedTuple):
         payload: Bytes that each of two ranks passes to collectives in the first step for a float32 matrix of 40 x 25;
             None if that depends on its values.
         total: Relation of the total to the sum of what the ranks sent: ``"exact"``, equal; ``"rounded"``, rounded to 16
-            bits; ``"served"``, compressed by servers that keep the error; ``"lossy"``, compressed without.
+            bits; ``"served"``, compressed by servers that keep the error; ``"lossy"``, compressed without;
+            ``"senders"``, the mean over the ranks that sent a coordinate, times the number of ranks.
         unbiased: Whether the expectation of the total is the sum.
         gain: Upper bound on the magnitude of the mean, as a multiple of the largest magnitude of the gradients.
     """
@@ -117,6 +118,11 @@ class Method(ABC):
     def supports_feedback(self) -> bool:
         """Whether error feedback is supported with these hyper-parameters."""
         return self.retains
+
+    @property
+    def sums(self) -> bool:
+        """Whether the total is a sum, on which `EF21` relies; if not, its mean need not be that of all ranks."""
+        return True
 
     @property
     def needs_plain_sgd(self) -> bool:
@@ -243,6 +249,10 @@ class Wrapper(Method):
 
     def __str__(self) -> str:
         return str(self.inner)
+
+    @property
+    def sums(self) -> bool:
+        return self.inner.sums
 
     @property
     def needs_plain_sgd(self) -> bool:

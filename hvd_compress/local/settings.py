@@ -133,14 +133,14 @@ _NESTEROV = Outer(lr=0.7, momentum=0.9, nesterov=True)
 PRESETS = {
     "diloco": LocalSettings(every=500, outer=_NESTEROV),
     "streaming": LocalSettings(every=96, compression="qsgd:bits=4", outer=_NESTEROV, fragments=8, delay=5, mix=0.5),
-    "sparseloco": LocalSettings(every=30, compression="ctk:ratio=0.015625,chunk=4096,decay=0.95"),
+    "sparseloco": LocalSettings(every=30, compression="sparseloco:min_size=0,vectors=on"),
 }
 """Published settings.
 
 ``diloco``: Douillard et al., DiLoCo, 2023: AdamW inside, Nesterov momentum outside. ``streaming``, after Douillard et
 al., Streaming DiLoCo, 2025: fragments in turns, overlapped with further steps and mixed with them, in 4 bits.
-``sparseloco``: Sarfi et al., SparseLoCo, 2025: top-k in chunks, in 2 bits, whose residual takes the place of the
-momentum.
+``sparseloco``: Sarfi et al., SparseLoCo, 2025: top-k in chunks, in 2 bits, averaged over the senders of each
+coordinate; the residual takes the place of the momentum.
 """
 
 

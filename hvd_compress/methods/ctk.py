@@ -12,7 +12,7 @@ from hvd_compress.ops.code import Code
 @register
 @dataclass(frozen=True, kw_only=True)
 class CTK(Quantised):
-    """Chunked top-k, with two bits per value: the codec of SparseLoCo.
+    """Chunked top-k, with two bits per value: two means per chunk.
 
     With p_i the gradient of rank i plus its residual, S the ``ratio`` of the coordinates of a chunk with the largest
     magnitudes, m their mean, and S+ those of S above m::

@@ -214,7 +214,7 @@ def conserving() -> Iterator[str]:
     """Yield the examples of all methods whose totals and residuals make up the gradients, with error feedback."""
     for spec, example in EXAMPLES.items():
         method = bare(spec)
-        if example.total == "lossy" or not (method.supports_feedback or spec == "none"):
+        if example.total in ("lossy", "senders") or not (method.supports_feedback or spec == "none"):
             continue
         options = [*(["feedback=on"] if method.supports_feedback else [])]
         options += [f"{key}={0 if key == 'momentum' else 1}" for key in method.memory]  # these change the sum

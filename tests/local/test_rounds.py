@@ -11,10 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_compress import LocalWorld
+from hvd_compress import LocalWorld, parse
 from hvd_compress.errors import SpecError
 from hvd_compress.local.rounds import Rounds, divided
 from hvd_compress.local.settings import PRESETS, LocalSettings, Outer
+from hvd_compress.methods.sparseloco import SparseLoCo
+from hvd_compress.methods.wrappers.error_feedback import ErrorFeedback
 
 Arr = npt.NDArray[Any]
 
@@ -126,10 +128,10 @@ def test_the_outer_optimizer_is_sgd_of_pytorch(nesterov: bool) -> None:
 
 
 def test_presets_are_those_of_their_papers() -> None:
-    """Templar's hparams.json, for SparseLoCo: 30 steps, an outer rate of 1, and 64 of 64 x 64 numbers."""
+    """Templar's hparams.json, for SparseLoCo: 30 steps, an outer rate of 1, 64 of 64 x 64 numbers, and a decay."""
     sparse = PRESETS["sparseloco"]
     assert (sparse.every, sparse.outer) == (30, Outer(lr=1.0))
-    assert sparse.compression == f"ctk:ratio={64 / 64**2},chunk={64 * 64},decay=0.95"
+    assert parse(sparse.compression).core == ErrorFeedback(SparseLoCo(k=64, side=64), decay=0.95)
     assert PRESETS["diloco"].outer == Outer(lr=0.7, momentum=0.9, nesterov=True)
     for one in PRESETS.values():
         LocalWorld(one.compression, 2).step([np.ones((64, 64), np.float32)] * 2)

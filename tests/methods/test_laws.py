@@ -11,7 +11,7 @@ import torch
 from catalogue import EXAMPLES, bare, each_way, one_in
 from worlds import FRAMEWORKS, Arr, bucket_of, leaves, normal, ops_of
 
-from hvd_compress import LocalWorld
+from hvd_compress import LocalWorld, parse
 from hvd_compress.checkpoint.resharding import slices
 from hvd_compress.core.collectives import State, World
 from hvd_compress.core.method import Method
@@ -135,7 +135,7 @@ def test_frameworks_agree_with_numpy(spec: str, framework: str) -> None:
             assert disagreement(spec, leaf, other_state[path]) < 0.01, path
 
 
-@on(ALL[:2], [spec for spec in RETAINING if EXAMPLES[spec].total in ("exact", "rounded")])
+@on(ALL[:2], [spec for spec in RETAINING if EXAMPLES[spec].total in ("exact", "rounded", "senders")])
 def test_sent_and_residual_make_up_the_gradient(spec: str, framework: str) -> None:
     """With one rank the total is what was sent: total + residual = gradient + residual before."""
     ops, method = ops_of(framework), core(spec, feedback=True)
@@ -148,7 +148,9 @@ def test_sent_and_residual_make_up_the_gradient(spec: str, framework: str) -> No
         np.testing.assert_allclose(np.asarray(result.total) + np.asarray(state.residual), x + before, atol=4e-6)
 
 
-@pytest.mark.parametrize("spec", one_in(4, [spec for spec in RETAINING if EXAMPLES[spec].total != "lossy"]))
+@pytest.mark.parametrize(
+    "spec", one_in(4, [spec for spec in RETAINING if EXAMPLES[spec].total not in ("lossy", "senders")])
+)
 def test_residuals_telescope(spec: str) -> None:
     """Over many steps: what all got, plus what the ranks and the servers kept, is the sum of all gradients."""
     bucket, method, ops = bucket_of((40, 25), dtype="float64"), core(spec, feedback=True), ops_of("numpy")
@@ -348,6 +350,12 @@ def test_constant_gradients(spec: str, framework: str) -> None:
             assert np.isfinite(total).all(), value
             most = 2.0001 * abs(np.float32(value)) * EXAMPLES[spec].gain + 1e-43
             assert method.scaleless or (np.abs(total) <= most).all(), value
+
+
+def test_ef21_is_refused_where_the_total_is_no_sum() -> None:
+    for options in ("", ",hierarchical=on"):
+        with pytest.raises(SpecError, match=r"feedback=ef21 is not supported with sparseloco.*its total is no sum"):
+            parse(f"sparseloco:feedback=ef21{options}")
 
 
 def test_feedback_is_refused_where_nothing_is_kept() -> None:

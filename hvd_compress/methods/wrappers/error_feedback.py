@@ -125,6 +125,8 @@ class EF21(Wrapper):
 
     def __post_init__(self) -> None:
         check_retains(self, "ef21")
+        if not self.inner.sums:
+            raise SpecError(f"feedback=ef21 is not supported with {self.inner}: its total is no sum; take feedback=on")
 
     def init(self, ops: Ops, bucket: Bucket, world: World) -> EF21State:
         zeros = ops.zeros((bucket.numel,), bucket.dtype)
