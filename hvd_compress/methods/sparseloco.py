@@ -40,10 +40,10 @@ class SparseLoCo(Method):
     float32. A coordinate that one of n ranks sends moves by all that this rank sent, not by an n-th of it: the total is
     no sum, and what ranks sent and keep does not add up to it. It is for `LocalSteps`, without an outer momentum.
 
-    The equations are those of the code of the first author's team (templar, ``compress.py``).
+    The equations are those of the code that its authors run (templar, ``compress.py``).
 
     Args:
-        k: Coordinates that are sent of each chunk; all of a smaller one.
+        k: Coordinates that are sent of each chunk, or all of a smaller one: so vectors are sent whole.
         side: Largest side of a chunk, at most 64. A dimension without a divisor near it, such as a prime number, makes
             chunks small, so that much is sent: pad it.
     """
@@ -53,9 +53,9 @@ class SparseLoCo(Method):
     card = Card(
         paper="Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo, 2025",
         collective="allgather",
-        claim="better than DiLoCo with 1 to 3% of the coordinates, in 2 bits",
+        claim="outperforms DiLoCo in full precision, with 1 to 3% of the coordinates, in 2 bits",
         examples=(Example("sparseloco:k=4,side=8", 25 * 4 * 14 // 8 + 4 * 4, total="senders"),),
-        compared=("sparseloco",),
+        compared=("sparseloco:k=1",),
     )
     feedback = True
     lags = True
