@@ -89,6 +89,12 @@ class Gossip(OptimizerStepper, GossipStepper):
         assert isinstance(started, Reduction)
         return started
 
+    def remove(self) -> None:
+        """Do nothing in further steps of the optimizer, and close the connections to the neighbours."""
+        super().remove()
+        for pair in self._pairs.values():
+            dist.destroy_process_group(pair)
+
     def group(self) -> dist.ProcessGroup:
         """Return the process group of the ranks that gossip."""
         assert isinstance(self._transport, GroupTransport)

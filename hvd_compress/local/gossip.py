@@ -74,6 +74,7 @@ class GossipSettings:
         if unknown := sorted(options.keys() - set(known)):
             raise SpecError(f"Gossip has no option {unknown[0]!r}; it has: {', '.join(known)}")
         if not isinstance(graph, str):
+            check_range("graph", str(graph), "a name, or a list of pairs of ranks", isinstance(graph, Sequence))
             return cls(graph=tuple(graph), **options)
         spec, _, name = graph.rpartition("@")
         power, colon, rank = spec.partition(":rank=")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -91,7 +92,10 @@ def edges_of(graph: str | Pairs, size: int) -> list[Edge]:
 def _checked(pairs: Pairs, size: int) -> Pairs:
     seen: set[frozenset[int]] = set()
     for pair in pairs:
-        one, other = pair
+        try:
+            one, other = map(operator.index, pair)
+        except (TypeError, ValueError):
+            raise SpecError(f"graph has {pair!r}, but an edge is a pair of ranks, such as (0, 1)") from None
         if not (0 <= one < size and 0 <= other < size):
             raise SpecError(f"graph has the edge {pair}, but the ranks are 0 to {size - 1}")
         if one == other:

@@ -92,6 +92,8 @@ def test_edges_come_in_rounds(size: int) -> None:
         ("star", "'ring', 'torus', 'exponential'"),
         ([(0, 1), (1, 4)], r"edge \(1, 4\), but the ranks are 0 to 3"),
         ([(0, 1), (-1, 2)], "ranks are 0 to 3"),
+        ([0, 1], "graph has 0, but an edge is a pair of ranks"),
+        ([(0, 1, 2)], "an edge is a pair of ranks"),
         ([(0, 1), (2, 2)], "does not gossip with itself"),
         ([(0, 1), (1, 2), (2, 3), (1, 0)], r"\(1, 0\) twice"),
         ([(0, 1), (2, 3)], r"does not connect rank 0 with \[2, 3\]"),
@@ -123,6 +125,8 @@ def test_settings_in_one_word() -> None:
 def test_settings_that_are_not_allowed(options: Any, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         GossipSettings.of("ring", options)
+    with pytest.raises(SpecError, match="None"):
+        GossipSettings.of(None, {})  # type: ignore[arg-type]
     with pytest.raises(SpecError, match="powergossip:rank=two"):
         GossipSettings.of("powergossip:rank=two@ring", {})
 
