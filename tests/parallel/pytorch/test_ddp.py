@@ -371,7 +371,7 @@ def test_a_rank_that_gathers_the_states_alone_is_told_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(meeting, "PATIENCE", 0.1)
-    monkeypatch.setattr(meeting, "_limit", lambda group: timedelta(seconds=0.3))
+    monkeypatch.setattr(meeting, "limit_of", lambda group: timedelta(seconds=0.3))
     full = FullState(Compression.topk())
     if hvd.rank() == 0:
         with pytest.raises(StateError, match=r"for the ranks \[1.*\] .* and not inside 'if rank == 0:'"):
