@@ -183,6 +183,15 @@ class GroupTransport:
 
     ordered = True
 
+    def __del__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Let the threads of own connections release their last tensors.
+
+        For that they need the GIL, which is held while they are joined: a model that was deleted right after its last
+        step hung.
+        """
+        if self.connector is not None:
+            sleep(0.01)
+
     @classmethod
     def of(cls, group: dist.ProcessGroup) -> GroupTransport:
         """Return the ranks of a process group that this process belongs to."""
