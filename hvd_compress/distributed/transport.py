@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -183,13 +184,15 @@ class GroupTransport:
 
     ordered = True
 
-    def __del__(self, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __del__(
+        self, sleep: Callable[[float], None] = time.sleep, exiting: Callable[[], bool] = sys.is_finalizing
+    ) -> None:
         """Let the threads of own connections release their last tensors.
 
         For that they need the GIL, which is held while they are joined: a model that was deleted right after its last
-        step hung.
+        step hung. When the interpreter ends, a thread that asks for the GIL aborts the process instead.
         """
-        if self.connector is not None:
+        if self.connector is not None and not exiting():
             sleep(0.01)
 
     @classmethod
