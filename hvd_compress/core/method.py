@@ -121,7 +121,7 @@ class Method(ABC):
 
     @property
     def sums(self) -> bool:
-        """Whether the total is a sum, on which `EF21` relies; if not, its mean need not be that of all ranks."""
+        """Whether the total is the sum over the ranks of what they sent, as `EF21` requires."""
         return True
 
     @property

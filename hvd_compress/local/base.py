@@ -59,9 +59,9 @@ class Stepper(SaveLoadMixin, ABC):
     """
 
     _kind: ClassVar[str]
-    """What it is, in labels."""
+    """Prefix of labels."""
     _before: ClassVar[bool]
-    """Whether it is at work before the steps of the optimizer; otherwise after them."""
+    """Whether to run before each step of the optimizer; otherwise after it."""
 
     def __init__(
         self, settings: Any, compression: Any, transport: Transport, label: str, members: Sequence[int] = ()

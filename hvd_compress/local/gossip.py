@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Self, TypedDict
@@ -70,9 +70,7 @@ class GossipSettings:
         Raises:
             SpecError: If an option is unknown or its value is not allowed.
         """
-        known = [one.name for one in fields(cls)]
-        if unknown := sorted(options.keys() - set(known)):
-            raise SpecError(f"Gossip has no option {unknown[0]!r}; it has: {', '.join(known)}")
+        check_options("Gossip", options, [one.name for one in fields(cls)])
         if not isinstance(graph, str):
             check_range("graph", str(graph), "a name, or a list of pairs of ranks", isinstance(graph, Sequence))
             return cls(graph=tuple(graph), **options)
@@ -205,6 +203,16 @@ class GossipStepper(Stepper):
 
     def _restore(self, saved: SavedSession) -> None:
         self._steps = saved.steps
+
+
+def check_options(name: str, options: Iterable[str], known: Sequence[str]) -> None:
+    """Refuse unknown keyword arguments.
+
+    Raises:
+        SpecError: If there is one; the message starts with ``name``.
+    """
+    if unknown := sorted(set(options) - set(known)):
+        raise SpecError(f"{name} has no option {unknown[0]!r}; it has: {', '.join(known)}")
 
 
 def check_compression(router: Router) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypedDict, TypeVar
 
 from hvd_compress.core.method import check_range, check_whole
 from hvd_compress.errors import SpecError
-from hvd_compress.local.gossip import GossipSettings
+from hvd_compress.local.gossip import GossipSettings, check_options
 from hvd_compress.local.graph import gossips
 
 C = TypeVar("C")
@@ -155,8 +155,7 @@ def settings(spec: str, options: LocalOptions) -> LocalSettings:
         SpecError: If the preset or an option is unknown, or a value is not allowed.
     """
     known = [one.name for one in fields(LocalSettings)]
-    if unknown := sorted(options.keys() - set(known)):
-        raise SpecError(f"LocalSteps has no option {unknown[0]!r}; it has: {', '.join(known)}")
+    check_options("LocalSteps", options, known)
     name, at, every = spec.rpartition("@")
     if at and not every.isdigit():
         raise SpecError(f"{spec!r} is not allowed: write the steps between two averages after the @, as {name}@30")

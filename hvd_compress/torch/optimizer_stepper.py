@@ -1,4 +1,4 @@
-"""Averaging of the model of an optimizer of PyTorch; the adapters exchange it."""
+"""Hooks of an optimizer of PyTorch, in which its model is averaged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hvd_compress.transport.protocol import TrainingTransport
 
 
 class OptimizerStepper(Stepper):
-    """What averages the model of an optimizer, before or after each of its steps.
+    """Base class of `LocalSteps` and `Gossip` in PyTorch: runs in hooks of an optimizer.
 
     Args:
         optimizer: The optimizer of this rank's model, whose gradients nobody reduces over these ranks.
@@ -61,7 +61,7 @@ class OptimizerStepper(Stepper):
         return known.to("cpu", copy=True).numpy()
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
-        """Do what is due before or after a step of the optimizer."""
+        """Run the hook of a step of the optimizer."""
         if len(now := _trained(optimizer)) != len(self._parameters):
             raise UnsupportedError(
                 f"the optimizer has {len(now)} parameters that require a gradient, but it had {len(self._parameters)}"

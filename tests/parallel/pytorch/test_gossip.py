@@ -10,7 +10,8 @@ from typing import Any
 import horovod.torch as hvd
 import pytest
 import torch
-from parallel.pytorch.test_local_steps import adamw, batch, close, flat, learn, sgd
+from parallel.pytorch import test_local_steps
+from parallel.pytorch.test_local_steps import adamw, batch, close, sgd
 from parallel.pytorch.training import SIZE, assert_ranks_equal, everyone, make_model
 from torch import Tensor, nn
 
@@ -30,7 +31,7 @@ METHODS = ["powergossip@ring", "powergossip:rank=2@ring", "none@exponential"]
 METHODS += ["topk:ratio=0.2,min_size=0,feedback=ef21@ring", "qsgd:bits=4,min_size=0,feedback=ef21@ring"]
 
 
-class Training:
+class Training(test_local_steps.Training):
     """A model of this rank that gossips with those of the others."""
 
     def __init__(self, kind: str, graph: Any, make: Any = sgd, **options: Any) -> None:
@@ -38,16 +39,6 @@ class Training:
         self.optimizer = make(list(self.model.parameters()))
         self.gossip = KINDS[kind](self.optimizer, graph, **options)
         self.steps = 0
-
-    def run(self, steps: int) -> Training:
-        for _ in range(steps):
-            learn(self.model, self.optimizer, self.steps)
-            self.steps += 1
-        return self
-
-    @property
-    def weights(self) -> Tensor:
-        return flat(self.model)
 
 
 def mean(tensor: Tensor) -> Tensor:

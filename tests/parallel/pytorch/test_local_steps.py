@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import horovod.torch as hvd
 import pytest
@@ -59,7 +59,7 @@ class Training:
         self.local = KINDS[kind](self.optimizer, *preset, **options)
         self.steps = 0
 
-    def run(self, steps: int) -> Training:
+    def run(self, steps: int) -> Self:
         for _ in range(steps):
             learn(self.model, self.optimizer, self.steps)
             self.steps += 1
