@@ -43,4 +43,10 @@ def test_a_rank_is_missing(spec: str, kind: str, fault: str, tmp_path: Path) -> 
         ranks[1].kill()
         ranks[1].communicate()
     assert ranks[0].returncode == 0 and printed.startswith("step 3: "), printed
-    assert "Timed out" in printed if fault == "stall" else "peer" in printed
+    if (kind, fault) == (
+        "gossip",
+        "stall",
+    ):  # of several sums over one connection, another one may be out of time first
+        assert "Timed out" in printed or "Application timeout" in printed
+    else:
+        assert "Timed out" in printed if fault == "stall" else "peer" in printed
