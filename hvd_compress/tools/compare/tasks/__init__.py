@@ -21,7 +21,7 @@ TASKS = {
     "lm": "a word-level LSTM on the text --data FILE, in PyTorch only (options vocabulary, hidden, dropout, batch,"
     " words, test)",
     "transformer": "a byte-level transformer with AdamW on Python's own sources, or --data FILE, in PyTorch only"
-    " (options layers, width, heads, context, batch, steps, test, beta1, beta2, decay)",
+    " (options layers, width, heads, context, batch, steps, every, test, beta1, beta2, decay)",
 }
 """The tasks that this package has, with a line of description each."""
 

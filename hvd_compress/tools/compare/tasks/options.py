@@ -59,13 +59,14 @@ class TransformerOptions(NoOptions):
     context: int = 64  # Bytes that the model sees at once
     batch: int = 32  # Windows of so many bytes in a step, of all ranks together
     steps: int = 300  # Steps of an epoch
+    every: int = 100  # Steps between two evaluations; the time limit is checked at each
     test: int = 32_768  # Bytes that the model is evaluated on, of the twentieth of the text that it is not trained on
     beta1: float = 0.9  # AdamW's momentum; methods with momentum of their own train with 0
     beta2: float = 0.999
     decay: float = 0.1  # AdamW's weight decay
 
     def __post_init__(self) -> None:
-        _at_least_1(self, "layers", "width", "heads", "context", "batch", "steps")
+        _at_least_1(self, "layers", "width", "heads", "context", "batch", "steps", "every")
         check_range("width", self.width, f"a multiple of heads={self.heads}", self.width % self.heads == 0)
         for name in ("beta1", "beta2"):
             check_range(name, getattr(self, name), "at least 0 and less than 1", 0 <= getattr(self, name) < 1)

@@ -88,7 +88,7 @@ def transformer(setting: Setting) -> Training:
         metric="loss",
         higher_is_better=False,
         epochs=1,
-        every=100,
+        every=options.every,
         clip=None if setting.preconditioned else 1.0,  # the norm of an update is not that of a gradient
         schedule=warm_up_and_cosine,
     )
