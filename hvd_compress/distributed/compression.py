@@ -270,21 +270,25 @@ class DistributedCompressor(ReducingCompressor):
         """
         check_op(op)
         check_fixed(self.method, "in compression.all_reduce")
-        call = Call.of(tensors, name, op, group or self._everyone())
-        with self._lock, torch.no_grad():
-            started = self._start_each(call) if self._linear else self._start_call(call)
+        started = self.start(tensors, name, op, GroupTransport.of(group or self._everyone()))
         if async_op:
             return started
         started.wait()
         return None
 
+    def start(self, tensors: Tensor | Sequence[Tensor], name: str, op: str, transport: GroupTransport) -> Reduction:
+        """Start to reduce tensors over the ranks of a transport; see `all_reduce`."""
+        call = Call.of(tensors, name, op, transport)
+        with self._lock, torch.no_grad():
+            return self._start_each(call) if self._linear else self._start_call(call)
+
     def _start_each(self, call: Call) -> Reduction:
         """Reduce the tensors of a call by a linear method, whose one payload is a sum."""
-        transport, started = call.transport, []
+        started = []
         self._meter.steps += 1
         for tensor in call.tensors:
             array, drive = self._passthrough.compress(tensor)
-            started.append((tensor, drive, transport.start(AllReduce(array, donate=True), "")))
+            started.append((tensor, drive, call.transport.start(AllReduce(array, donate=True), "")))
 
         def finish() -> None:
             with self._lock, torch.no_grad():
@@ -312,12 +316,11 @@ class DistributedCompressor(ReducingCompressor):
         return Reduction(call.tensors, advance, finish)
 
     def _begin_call(self, call: Call) -> Reducer:
-        transport = call.transport
         reducer = Reducer(
             self._common,
             [Member(number, name, tensor) for number, (name, tensor) in enumerate(call.named)],
-            transport,
-            verdict_maker(transport, call.factor, self._meter.count),
+            call.transport,
+            verdict_maker(call.transport, call.factor, self._meter.count),
             call.label,
             replaces=True,
             complete=True,

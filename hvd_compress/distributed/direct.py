@@ -22,22 +22,22 @@ class Call(NamedTuple):
         name: The ``name`` argument.
         tensors: All tensors of the call.
         op: ``"sum"`` or ``"mean"``.
-        group: The ranks.
+        transport: The ranks.
     """
 
     name: str
     tensors: Sequence[Tensor]
     op: str
-    group: dist.ProcessGroup
+    transport: GroupTransport
 
     @classmethod
-    def of(cls, tensors: Tensor | Sequence[Tensor], name: str, op: str, group: dist.ProcessGroup) -> Call:
+    def of(cls, tensors: Tensor | Sequence[Tensor], name: str, op: str, transport: GroupTransport) -> Call:
         """Return a call, after checking its tensors.
 
         Raises:
             UnsupportedError: If a tensor requires a gradient, or is sparse.
         """
-        call = cls(name, [tensors] if isinstance(tensors, Tensor) else list(tensors), op, group)
+        call = cls(name, [tensors] if isinstance(tensors, Tensor) else list(tensors), op, transport)
         for tensor in call.tensors:
             if tensor.requires_grad and torch.is_grad_enabled():
                 raise UnsupportedError(
@@ -54,8 +54,8 @@ class Call(NamedTuple):
     def key(self) -> tuple[Any, ...]:
         """Key of the state that calls share."""
         shapes = tuple((tuple(t.shape), str(t.dtype), str(t.device)) for t in self.tensors)
-        everyone = self.group is dist.group.WORLD
-        ranks = () if everyone else tuple(dist.get_process_group_ranks(self.group))
+        everyone = self.transport.group is dist.group.WORLD
+        ranks = () if everyone else tuple(self.transport.members)
         return self.name, shapes, self.op, ranks
 
     @property
@@ -70,14 +70,9 @@ class Call(NamedTuple):
         return [(self.name if alone else f"{self.name}.{i}", tensor) for i, tensor in enumerate(self.tensors)]
 
     @property
-    def transport(self) -> GroupTransport:
-        """Transport between the ranks."""
-        return GroupTransport.of(self.group)
-
-    @property
     def factor(self) -> float:
         """Factor of the sum over the ranks."""
-        return factor_of(self.op, self.group.size())
+        return factor_of(self.op, self.transport.world.size)
 
 
 class Reduction:

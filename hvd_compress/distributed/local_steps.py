@@ -7,13 +7,17 @@ from typing import Unpack
 
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
 from torch.optim import Optimizer
 
 from hvd_compress.distributed.compression import Compression, DistributedCompressor
 from hvd_compress.distributed.direct import Reduction
-from hvd_compress.distributed.transport import GroupTransport
-from hvd_compress.local.settings import LocalOptions, compressor, settings
-from hvd_compress.local.stepper import LocalStepper
+from hvd_compress.distributed.meeting import limit_of
+from hvd_compress.distributed.quorum import Meetings, Rules
+from hvd_compress.distributed.transport import GroupTransport, store_of
+from hvd_compress.errors import SpecError, UnsupportedError
+from hvd_compress.local.settings import LocalOptions, LocalSettings, compressor, settings
+from hvd_compress.local.stepper import LocalStepper, Meeting, Stage
 from hvd_compress.torch.optimizer_stepper import OptimizerStepper
 
 
@@ -47,13 +51,15 @@ class LocalSteps(OptimizerStepper, LocalStepper):
             (`hvd_compress.local.settings.PRESETS`); or ``"sparseloco@50"`` or ``"qsgd:bits=4@30"``, with the steps.
         group: The ranks that average; None for all. With FSDP2 or DistributedDataParallel within a node, those that
             have the same shards, or the same local rank.
-        **options: ``every``, ``compression``, ``outer``, ``fragments``, ``delay`` and ``mix``; see
-            `hvd_compress.local.settings.LocalSettings`.
+        **options: ``every``, ``compression``, ``outer``, ``fragments``, ``delay``, ``mix``, ``quorum`` and
+            ``patience``; see `hvd_compress.local.settings.LocalSettings`.
 
     Raises:
         SpecError: If an option is unknown or its value is not allowed.
         UnsupportedError: If the optimizer is not one of PyTorch, or there is no process group.
     """
+
+    _misses = True
 
     def __init__(
         self,
@@ -67,11 +73,30 @@ class LocalSteps(OptimizerStepper, LocalStepper):
             chosen.compression, Compression.parse, DistributedCompressor, "hvd_compress.distributed"
         )
         transport = GroupTransport.of(group or compression._everyone())
+        _check_quorum(chosen, transport)
         super().__init__(optimizer, chosen, compression, transport)
+        self._transports = {tuple(range(transport.world.size)): transport}
+        self._meetings = self._made_meetings() if chosen.quorum is not None else None
+
+    def _made_meetings(self) -> Meetings:
+        group, settings = self.group(), self.settings
+        assert settings.quorum is not None
+        rules = Rules(settings.quorum, settings.patience, limit_of(group).total_seconds())
+        store = PrefixStore(f"hvd_compress.{self._label}.{self._job}", store_of(group))
+        return Meetings(store, group.rank(), group.size(), rules)
+
+    def _meet(self, stage: Stage) -> Meeting:
+        return super()._meet(stage) if self._meetings is None else self._meetings.meet(stage, self.steps)
+
+    def _among(self, ranks: Sequence[int]) -> GroupTransport:
+        assert isinstance(self._transport, GroupTransport)
+        if (key := tuple(ranks)) not in self._transports:
+            name = f"{self._label}.{self._job}." + ".".join(map(str, ranks))
+            self._transports[key] = self._transport.among(ranks, name)
+        return self._transports[key]
 
     def _start(self, arrays: Sequence[Tensor], name: str) -> Reduction:
-        started = self._compression.all_reduce(arrays, name, op="mean", group=self.group(), async_op=True)
-        assert isinstance(started, Reduction)
+        started: Reduction = self._compression.start(arrays, name, "mean", self._among(self._meeting.members))
         return started
 
     def group(self) -> dist.ProcessGroup:
@@ -79,3 +104,21 @@ class LocalSteps(OptimizerStepper, LocalStepper):
         assert isinstance(self._transport, GroupTransport)
         group: dist.ProcessGroup = self._transport.group
         return group
+
+
+def _check_quorum(chosen: LocalSettings, transport: GroupTransport) -> None:
+    """Refuse a quorum that these ranks cannot have."""
+    if chosen.quorum is None:
+        return
+    if chosen.quorum > transport.world.size:
+        raise SpecError(f"quorum={chosen.quorum} is not allowed: there are {transport.world.size} ranks")
+    if transport.world.size != dist.get_world_size():
+        raise UnsupportedError(
+            "quorum= is not supported with a group of some ranks only: the other ranks of a node could be late in other"
+            " groups, and go on from another global model"
+        )
+    if not transport.over_gloo:
+        raise UnsupportedError(
+            "quorum= needs connections that some of the ranks can make alone, as Gloo's: pass"
+            ' group=torch.distributed.new_group(backend="gloo")'
+        )

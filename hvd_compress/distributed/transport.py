@@ -150,13 +150,19 @@ class _Connector(NamedTuple):
     store: Any
     options: Any
 
-    def channel(self, name: str, world: World) -> GroupTransport:
+    def channel(self, name: str, world: World, members: Sequence[int] = ()) -> GroupTransport:
         """Return a transport with connections of its own; all its ranks call it at the same time."""
         forth, back = (
             ProcessGroupGloo(PrefixStore(f"{name}.{way}", self.store), world.rank, world.size, self.options)
             for way in ("forth", "back")
         )
-        return GroupTransport(forth, world, back, _Connector(PrefixStore(name, self.store), self.options))
+        return GroupTransport(forth, world, back, _Connector(PrefixStore(name, self.store), self.options), members)
+
+
+def store_of(group: dist.ProcessGroup) -> Any:
+    """Return the store of a process group, by another connection: a thread may wait in its own for other ranks."""
+    store: Any = _get_process_group_store(group)
+    return store.clone()
 
 
 @dataclass(frozen=True)
@@ -171,7 +177,7 @@ class GroupTransport:
         world: This process among those of the group.
         back: Another backend, for what an alltoall sends to lower ranks; None to use ``group``.
         connector: Connects the ranks within a node and across nodes; None for a process group.
-        members: The ranks of the process group, which may be destroyed by now; empty for another backend.
+        members: The ranks, as the job numbers them; empty for those of a bucket, or of a scope.
     """
 
     group: Any
@@ -207,11 +213,11 @@ class GroupTransport:
         All ranks call it at the same time.
         """
         others = self.world.size - 1 + sum(scope.world.size - 1 for scope in self._scopes.values())
-        if not self._over_gloo or not 0 < 2 * len(keys) * others <= _MOST_CONNECTIONS:
+        if not self.over_gloo or not 0 < 2 * len(keys) * others <= _MOST_CONNECTIONS:
             return None
         for key in keys:
             if key not in self._channels:
-                self._channels[key] = self._connected("channel", self.world)
+                self._channels[key] = self._connected(f"channel.{len(self._channels)}", self.world)
                 if self._scopes:
                     self._channels[key].connect()
         return self._channels
@@ -223,30 +229,46 @@ class GroupTransport:
         scopes: tuple[Scope, Scope] = ("node", "across")
         for scope in scopes:
             ranks, world = self.world.ranks(scope), self.world.within(scope)
-            if self.connector is not None or self._over_gloo:
+            if self.connector is not None or self.over_gloo:
                 self._scopes[scope] = self._connected(f"{scope}.{ranks[0]}", world)
             else:
                 group = dist.new_group([self.members[rank] for rank in ranks], use_local_synchronization=True)
                 self._scopes[scope] = GroupTransport(group, world)
 
+    def among(self, ranks: Sequence[int], name: str) -> GroupTransport:
+        """Return a transport of some of these ranks over Gloo, with connections of its own.
+
+        Args:
+            ranks: The ranks, ascending; this one is among them. They call it at the same time.
+            name: Name that is the same on them, and another one in each call.
+        """
+        members = tuple(self.members[rank] for rank in ranks)
+        world = launched(members, self.members[self.world.rank], os.environ)
+        return self._own_connector.channel(f"hvd_compress.{name}", world, members)
+
     def _connected(self, name: str, world: World) -> GroupTransport:
         """Return a transport over Gloo, with connections of its own."""
+        if self.connector is None:
+            name = f"hvd_compress.{next(_SERIALS.setdefault(self.group, count()))}.{name}"
+        return self._own_connector.channel(name, world)
+
+    @property
+    def _own_connector(self) -> _Connector:
         if self.connector is not None:
-            return self.connector.channel(name, world)
-        serial = next(_SERIALS.setdefault(self.group, count()))
-        options = self.group._get_backend(torch.device("cpu")).options
-        store: Any = _get_process_group_store(self.group)
-        connector = _Connector(store.clone(), options)  # as another thread may wait in the store for other ranks
-        return connector.channel(f"hvd_compress.{serial}.{name}", world)
+            return self.connector
+        return _Connector(store_of(self.group), self.group._get_backend(torch.device("cpu")).options)
 
     @cached_property
-    def _over_gloo(self) -> bool:
-        return all(one.endswith(":gloo") for one in dist.get_backend_config(self.group).split(","))
+    def over_gloo(self) -> bool:
+        """Whether all collectives are performed by Gloo."""
+        return self.connector is not None or all(
+            one.endswith(":gloo") for one in dist.get_backend_config(self.group).split(",")
+        )
 
     @cached_property
     def missing(self) -> frozenset[type]:
         """Unsupported collectives; Gloo's reduce-scatter is an allreduce, which sends twice as much as an alltoall."""
-        return LACKS | {ReduceScatter} if self.back is None and self._over_gloo else LACKS
+        return LACKS | {ReduceScatter} if self.back is None and self.over_gloo else LACKS
 
     @property
     def epoch(self) -> Any:

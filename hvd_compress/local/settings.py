@@ -68,6 +68,9 @@ class LocalSettings:
         fragments: Number of parts of the model, which are exchanged in turns, one every ``every / fragments`` steps.
         delay: Steps that are made while an exchange is on its way; less than ``every / fragments``.
         mix: Share of a rank's own model that is kept when the global one comes, in [0, 1].
+        quorum: Least number of ranks that go on without the others; None for all ranks. A rank that is late goes on
+            from the global model of the next exchange.
+        patience: Seconds for which a quorum waits for the others.
     """
 
     every: int
@@ -76,11 +79,16 @@ class LocalSettings:
     fragments: int = 1
     delay: int = 0
     mix: float = 0.0
+    quorum: int | None = None
+    patience: float = 10.0
 
     def __post_init__(self) -> None:
         for name, least in (("every", 1), ("fragments", 1), ("delay", 0)):
             check_whole(name, getattr(self, name), least, _MOST)
         check_range("mix", self.mix, "in [0, 1]", 0 <= self.mix <= 1)
+        if self.quorum is not None:
+            check_whole("quorum", self.quorum, 1, _MOST)
+        check_range("patience", self.patience, "at least 0", 0 <= self.patience < math.inf)
         if not isinstance(self.outer, Outer):
             raise SpecError(f"outer={self.outer!r} is not allowed: write outer=Outer(lr=0.7, momentum=0.9)")
         if self.every % self.fragments:
@@ -126,6 +134,8 @@ class LocalOptions(TypedDict, total=False):
     fragments: int
     delay: int
     mix: float
+    quorum: int | None
+    patience: float
 
 
 _NESTEROV = Outer(lr=0.7, momentum=0.9, nesterov=True)

@@ -153,3 +153,13 @@ def test_on_gpus_fp16_is_no_slower_than_none() -> None:
         steps[device] = {row[0]: float(row[1].replace(",", "")) for row in rows if row and row[0] in ("none", "fp16")}
     assert steps["cpu"]["none"] > steps["v100"]["none"] > steps["v100"]["fp16"]
     assert steps["cpu"]["fp16"] > 4 * steps["v100"]["fp16"]
+
+
+def test_local_steps_where_the_network_is_slow() -> None:
+    job = "--params", "10M", "--nodes", "4", "--rate", "10mbit", "--compute", "100ms", "--device", "h100"
+    result = run(*job, "--methods", "qsgd,qsgd:bits=4@30")
+    said = " ".join(result.output.split())
+    assert "Take LocalSteps(optimizer, 'qsgd:bits=4@30')" in said and "this job has GPUs, NCCL" in said
+    assert "local steps. This does not consider accuracy" in said
+    refused = run(*job, "--methods", "powergossip@ring")
+    assert refused.exit_code == 2 and "predicts no gossip" in refused.stderr

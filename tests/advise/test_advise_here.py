@@ -63,6 +63,7 @@ def test_ranks_compare_the_candidates(what: tuple[str, ...], tmp_path: Path) -> 
         (1, ("--params", "10K"), "at least 2 ranks"),
         (2, ("--params", "10K", "--nodes", "4"), "--nodes is not allowed by torchrun"),
         (2, ("--params", "10K", "--framework", "horovod"), "--framework is not allowed by torchrun"),
+        (2, ("--params", "10K", "--methods", "qsgd,none@30"), "none@30 is not allowed by torchrun"),
         (2, ("--model", "its.py:number"), "gives int; it must give a torch.nn.Module"),
     ],
 )

@@ -108,6 +108,21 @@ def test_the_bytes_are_those_of_a_model_of_two_matrices(spec: str) -> None:
     assert predict(spec, job, known, FREE).wire == world.bytes_sent
 
 
+@pytest.mark.parametrize("spec", ["none", TOPKC])
+def test_local_steps_exchange_once_in_a_while(spec: str) -> None:
+    """Nothing of it overlaps with the backward pass: it begins after a step."""
+    each, once = made(spec), made(f"{spec}@30")
+    assert once.step - once.compute == pytest.approx((each.encode + each.decode + each.exchange) / 30)
+    assert once.wire == pytest.approx(each.wire / 30) and once.hidden == 0
+
+
+def test_local_steps_overlap_with_those_of_their_delay() -> None:
+    known = QUICK._replace(methods={"qsgd:bits=4": QUICK.methods["qsgd"]})
+    long, short = (predict("streaming@96", JOB._replace(compute=seconds), known, FREE) for seconds in (1000.0, 1e-3))
+    assert long.hidden == long.exchange
+    assert short.hidden == pytest.approx(8 * 5 * 1e-3 / 96)
+
+
 def test_vectors_are_sent_as_they_are() -> None:
     with_them, without = made(TOPKC, vectors=0.25), made(TOPKC, vectors=0.0)
     assert with_them.wire == pytest.approx(0.75 * without.wire + 0.25 * made("none").wire)

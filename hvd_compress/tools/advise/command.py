@@ -16,6 +16,8 @@ from hvd_compress.engine.candidates import LOSSES, STANDARD, between_nodes
 from hvd_compress.engine.race import pinned
 from hvd_compress.engine.spec import parse
 from hvd_compress.errors import SpecError, UnsupportedError, required
+from hvd_compress.local.graph import gossips
+from hvd_compress.local.settings import method_of
 from hvd_compress.tools.advise import curves, plot, rates, tables, words
 from hvd_compress.tools.advise.constants import Constants, read_constants
 from hvd_compress.tools.advise.curves import Curve
@@ -73,7 +75,8 @@ def advise(
         str | None,
         typer.Option(
             metavar="SPEC,...",
-            help="Compare these with none and 16 bits. [those that keep the loss]",
+            help="Compare these with none and 16 bits; qsgd:bits=4@30 exchanges models every 30 steps. [those that keep"
+            " the loss]",
         ),
     ] = None,
     nodes: Annotated[int | None, typer.Option(min=1, help="Number of nodes. [required, except by torchrun]")] = None,
@@ -141,7 +144,7 @@ def advise(
         number = read_count("params", params) if params else 0
         asked = split_specs(methods) if methods else []
         if "LOCAL_WORLD_SIZE" in os.environ:
-            _check_measuring(context)
+            _check_measuring(context, asked)
             seconds = 0.0 if compute is None else read_time("compute", compute, zero=True)
             adam, its_side = optimizer == "adamw", matrix_side(number or side**2, side)
             measure(Request(number, its_side, model or "", seconds, adam, loss, asked), as_json)
@@ -169,14 +172,15 @@ def advise(
         specs = named(asked or standard(optimizer, loss, setup))
         if to_plot:
             plot.check(specs)
-        unknown = target.unknown(specs)
+        coded = list(dict.fromkeys(map(method_of, specs)))
+        unknown = target.unknown(coded)
         here = rates.read(rates_from, unknown) if rates_from else _rates(unknown, size, setup.side, turns)
-        job = Job(setup, target, constants, target.rates(here, specs, constants), "" if asked else optimizer)
+        job = Job(setup, target, constants, target.rates(here, coded, constants), "" if asked else optimizer)
         report(job, specs, to_plot, as_json)
 
 
-def _check_measuring(context: typer.Context) -> None:
-    """Refuse options that the measurement by torchrun would ignore.
+def _check_measuring(context: typer.Context, asked: Sequence[str]) -> None:
+    """Refuse options and methods that the measurement by torchrun would ignore.
 
     Raises:
         SpecError: If there is one.
@@ -185,6 +189,8 @@ def _check_measuring(context: typer.Context) -> None:
         source = context.get_parameter_source(one.name or "")
         if source is not None and source.name == "COMMANDLINE" and one.name not in MEASURING:
             raise SpecError(f"{one.opts[0]} is not allowed by torchrun, which measures this cluster with DDP: omit it")
+    if local := [spec for spec in asked if "@" in spec]:
+        raise SpecError(f"{local[0]} is not allowed by torchrun, which compares methods in each step: leave it out")
 
 
 def _told(name: str, value: Given | None, example: str) -> Given:
@@ -216,7 +222,9 @@ def named(methods: Sequence[str]) -> list[str]:
     """
     specs = list(dict.fromkeys([*BASELINES, *methods]))
     for spec in specs:
-        parse(spec)
+        if gossips(spec):
+            raise SpecError(f"{spec} is not supported by advise, which predicts no gossip: leave it out of --methods")
+        parse(method_of(spec))
     return specs
 
 
@@ -252,9 +260,9 @@ def measure(request: Request, as_json: Path | None) -> None:
 def _take(found: Sequence[Prediction]) -> str:
     """Return how to take the method to choose, also one that leaves the optimizer as it is."""
     chosen = words.choice(found)
-    if not parse(chosen).preconditioned:
+    if not parse(method_of(chosen)).preconditioned:
         return _taken(chosen)
-    others = [one for one in found if not parse(one.spec).preconditioned]
+    others = [one for one in found if not parse(method_of(one.spec)).preconditioned]
     return (
         f"{_taken(chosen)[:-1]}, and its optimizer: docs/guide.md, AdamW. With your own optimizer:"
         f" {_taken(words.choice(others))[5:]}"
@@ -262,6 +270,8 @@ def _take(found: Sequence[Prediction]) -> str:
 
 
 def _taken(spec: str) -> str:
+    if "@" in spec:
+        return f"Take LocalSteps(optimizer, {spec!r}): docs/guide.md, Local steps."
     return "Take no compression." if spec == "none" else f"Take Compression.parse({spec!r})."
 
 
@@ -292,7 +302,7 @@ def report(job: Job, specs: list[str], to_plot: Path | None, as_json: Path | Non
             found.append(predict(spec, setup, job.rates, constants))
         except UnsupportedError as error:
             impossible[spec] = str(error)
-    assumed, outside = job.target.assumptions(setup, constants), beyond(setup, job.target)
+    assumed, outside = job.target.assumptions(setup, constants), beyond(setup, job.target, specs)
     by_ranks, by_bandwidth = list[Curve](), list[Curve]()
     if to_plot or as_json or not outside:
         with status("Predicting") as begins:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hvd_compress.errors import UnsupportedError
+from hvd_compress.local.settings import method_of
 from hvd_compress.tools.advise.constants import Constants
 from hvd_compress.tools.advise.model import Setup, matrix_side, predict
 from hvd_compress.tools.advise.rates import Rates
@@ -60,7 +61,7 @@ def over_bandwidths(specs: Sequence[str], setup: Setup, rates: Rates, constants:
 
 def _curve(spec: str, xs: Sequence[float], setups: Sequence[Setup], rates: Rates, constants: Constants) -> Curve:
     gains = [gain(spec, setup, rates, constants) for setup in setups]
-    return Curve(spec, xs, gains, grows(sent(spec, 2, matrix_side(setups[0].params, setups[0].side))))
+    return Curve(spec, xs, gains, grows(sent(method_of(spec), 2, matrix_side(setups[0].params, setups[0].side))))
 
 
 def gain(spec: str, setup: Setup, rates: Rates, constants: Constants) -> float:

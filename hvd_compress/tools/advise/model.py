@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from hvd_compress.core.method import check_range
 from hvd_compress.engine.spec import parse
+from hvd_compress.local.settings import settings
 from hvd_compress.tools.advise.constants import Constants
 from hvd_compress.tools.advise.gpus import host_seconds
 from hvd_compress.tools.advise.rates import Rates
@@ -129,11 +130,29 @@ def baseline(found: Sequence[Prediction]) -> Prediction:
 
 
 def predict(spec: str, setup: Setup, rates: Rates, constants: Constants) -> Prediction:
-    """Predict a step.
+    """Predict a step; one of local steps on average over those from one exchange to the next.
+
+    Args:
+        spec: The method, or ``SPEC@STEPS``.
+        setup: The training job.
+        rates: Speeds of the methods.
+        constants: Constants of the machines.
 
     Raises:
         UnsupportedError: If the method cannot be used with so many ranks.
     """
+    if "@" not in spec:
+        return _predict(spec, setup, rates, constants)
+    local = settings(spec, {})
+    once = _predict(str(local.compression), setup, rates, constants)
+    exchange = once.link + once.host + local.fragments * once.rounds
+    hidden = min(exchange, local.fragments * local.delay * setup.compute)
+    parts = (once.encode, once.decode, once.link, once.host, local.fragments * once.rounds, exchange, hidden, once.wire)
+    return Prediction(spec, setup.compute, *(part / local.every for part in parts))
+
+
+def _predict(spec: str, setup: Setup, rates: Rates, constants: Constants) -> Prediction:
+    """Predict a step in which gradients are exchanged."""
     linear = parse(spec).linear
     slow = max(1.0, 1.0 / setup.cores_per_rank)
     sending = _sending(spec, setup)

@@ -9,9 +9,9 @@ from hvd_compress.tools.tables import Grid
 from hvd_compress.tools.units import number, size, write_count, write_rate, write_time
 
 LEGEND = (
-    "Exchange: time that the collectives take; Hidden: the part of it that overlaps with the backward pass. Bytes at"
-    " the NIC: sent in a step through the network device of a host. Step = compute + encode + decode + exchange"
-    " - hidden."
+    "Exchange: time that the collectives take; Hidden: the part of it that overlaps with computing. Bytes at the NIC:"
+    " sent in a step through the network device of a host. Step = compute + encode + decode + exchange - hidden; of"
+    " SPEC@STEPS, the average over so many."
 )
 """Meaning of the columns of `predictions`."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hvd_compress.tools.advise.model import Setup
 from hvd_compress.tools.advise.target import BACKEND_NAMES, Target
 from hvd_compress.tools.units import counted, read_rate, write_rate
@@ -22,7 +24,7 @@ RANGE = (
 """The validated range in words."""
 
 
-def beyond(setup: Setup, target: Target) -> list[str]:
+def beyond(setup: Setup, target: Target, specs: Sequence[str] = ()) -> list[str]:
     """Return in what a job lies outside the validated range; empty if it does not."""
     outside = {
         "GPUs": target.device != "cpu",
@@ -31,5 +33,6 @@ def beyond(setup: Setup, target: Target) -> list[str]:
         f"{setup.ranks_per_node} ranks on each node": setup.ranks_per_node > 1,
         f"a rate of {write_rate(setup.rate)}": not min(RATES) <= setup.rate <= max(RATES),
         f"{setup.cores_per_rank:g} of a core for each rank": setup.cores_per_rank < CORES / RANKS[1],
+        "local steps": any("@" in spec for spec in specs),
     }
     return [what for what, so in outside.items() if so]

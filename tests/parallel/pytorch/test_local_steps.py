@@ -205,6 +205,13 @@ def test_all_begin_with_the_parameters_of_the_first_rank() -> None:
     assert not parameter.any()
 
 
+@pytest.mark.parametrize("mix", [0.0, 0.5])
+def test_the_end_right_after_an_average(mix: float) -> None:
+    job = Training(every=3, mix=mix).run(3)
+    job.local.finish()
+    assert_ranks_equal(job.weights)
+
+
 @both
 def test_the_end_and_the_evaluation(kind: str) -> None:
     job = Training(kind, adamw, every=6, delay=2, outer=NESTEROV).run(6)
@@ -243,6 +250,8 @@ def test_a_job_goes_on_from_any_step_bit_for_bit(seed: int, tmp_path: Path) -> N
     generator = random.Random(seed)
     kind, make, options = generator.choice(list(KINDS)), generator.choice([sgd, adamw]), draw(generator)
     first, more = generator.randint(0, 12), generator.randint(1, 12)
+    if kind == "group":
+        options["quorum"] = generator.choice([None, SIZE])
     folder = hvd.broadcast_object(str(tmp_path)) if seed % 2 else ""
     job = Training(kind, make, **options).run(first)
     state = deepcopy((job.local.state_dict(), job.model.state_dict(), job.optimizer.state_dict()))
@@ -380,6 +389,10 @@ def test_settings_that_are_not_allowed() -> None:
     refused(UnsupportedError, "preconditioned", every=2, compression="topk:ratio=0.1,preconditioned=on")
     with pytest.raises(SpecError, match="'diloco', 'streaming', 'sparseloco'"):
         Training("group", sgd, "dilocoo")
+    refused(SpecError, "quorum=0 is not allowed", every=2, quorum=0)
+    refused(SpecError, f"quorum=9 is not allowed: there are {SIZE} ranks", every=2, quorum=9)
+    refused(SpecError, "patience=-1 is not allowed", every=2, quorum=1, patience=-1)
+    refused(UnsupportedError, "hvd_compress.distributed.LocalSteps only", kind="horovod", every=2, quorum=1)
     with pytest.raises(SpecError, match="lr=0 is not allowed"):
         Outer(lr=0)
 
