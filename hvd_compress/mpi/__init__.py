@@ -18,8 +18,9 @@ with required("hvd_compress.mpi", "mpi4py and an MPI library", "mpi"):
 
 from hvd_compress.local.settings import Outer
 from hvd_compress.mpi.aggregator import Aggregator
+from hvd_compress.mpi.gossip import Gossip
 from hvd_compress.mpi.local_steps import LocalSteps
 
-__all__ = ["Aggregator", "LocalSteps", "Outer"]
+__all__ = ["Aggregator", "Gossip", "LocalSteps", "Outer"]
 
 del mpi4py

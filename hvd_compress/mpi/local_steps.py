@@ -12,10 +12,11 @@ from hvd_compress.local.base import Over
 from hvd_compress.local.settings import LocalOptions, settings
 from hvd_compress.local.stepper import LocalStepper
 from hvd_compress.mpi.aggregator import Aggregator
+from hvd_compress.mpi.stepper import ArrayStepper
 from hvd_compress.mpi.transport import Arr
 
 
-class LocalSteps(LocalStepper):
+class LocalSteps(ArrayStepper, LocalStepper):
     """Train alone for some steps, then average; see `hvd_compress.distributed.LocalSteps`.
 
     Use::
@@ -49,21 +50,9 @@ class LocalSteps(LocalStepper):
         self._aggregator = Aggregator(chosen.compression, comm)
         super().__init__(chosen, self._aggregator, self._aggregator._transport, "local_steps")
 
-    def _arrays(self) -> list[Arr]:
-        return list(self._parameters.values())
-
-    def _write(self, numbers: Sequence[int], arrays: Sequence[Arr]) -> None:
-        mine = self._arrays()
-        for number, array in zip(numbers, arrays, strict=True):
-            mine[number][...] = array
-
     def _start(self, arrays: Sequence[Arr], name: str) -> Over:
         means = self._aggregator.step(dict(zip(self._parameters, arrays, strict=True)))
         return Over([means[key] for key in self._parameters])
-
-    def step(self) -> None:
-        """Do what is due after a step of this rank."""
-        self._step()
 
     def close(self) -> None:
         """Free the duplicate of the communicator: on all ranks together, after the last step."""

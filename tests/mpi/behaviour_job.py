@@ -14,7 +14,7 @@ from mpi.common import COMM, RANK, SIZE, assert_ranks_agree, assert_same, done, 
 from mpi4py import MPI
 
 from hvd_compress import LocalWorld
-from hvd_compress.mpi import Aggregator, LocalSteps, Outer
+from hvd_compress.mpi import Aggregator, Gossip, LocalSteps, Outer
 
 LAST = SIZE - 1
 SPECS = ["topk:ratio=0.05", "int8", "powersgd:rank=2", "randomk:ratio=0.1", "onebit", "topk:warmup=4,measure=on"]
@@ -325,6 +325,63 @@ def local_steps_are_averaged() -> None:
     assert kind == "SpecError" and "fragments=8 is not supported by MPI alone" in message
 
 
+def neighbours_approach_each_other() -> None:
+    """By the weights of the graph, whatever is sent; the mean over the ranks is kept; a save goes on bit for bit."""
+
+    def everyone(array: Any) -> Any:
+        return np.stack(COMM.allgather(array))
+
+    def spread(array: Any) -> float:
+        return float(np.linalg.norm(everyone(array).std(0)))
+
+    def make(spec: str, w: Any, b: Any) -> Gossip:
+        return Gossip({"w": w, "b": b}, f"{spec}@exponential", step_size=0.5 if spec.startswith("topk") else 1.0)
+
+    for spec in ("none", "powergossip:rank=2", "topk:ratio=0.2,min_size=0,vectors=on,feedback=ef21"):
+        w, b = np.zeros((6, 5)), np.zeros(7)
+        gossip = make(spec, w, b)
+        gossip.step()  # before the first step of an optimizer
+        rng = np.random.default_rng(RANK)
+        w += rng.standard_normal(w.shape)
+        b += rng.standard_normal(b.shape)
+        begun = spread(w)
+        for _ in range(20):
+            before = everyone(w)
+            gossip.step()
+            np.testing.assert_allclose(everyone(w).mean(0), before.mean(0), atol=1e-12)
+            if spec == "none":
+                change = sum(
+                    edge.weight * -edge.sign(RANK) * (before[edge.high] - before[edge.low])
+                    for edge in gossip.edges
+                    if RANK in edge[:2]
+                )
+                np.testing.assert_allclose(w, before[RANK] + change, atol=1e-12)
+        assert spread(w) <= 0.2 * begun, spec
+        with tempfile.TemporaryDirectory() as mine_alone:
+            folder = COMM.bcast(mine_alone)
+            gossip.save(folder)
+            others = w.copy(), b.copy()
+            again = make(spec, *others)
+            COMM.Barrier()
+            again.load(folder)
+            others[0][...], others[1][...] = w, b
+            COMM.Barrier()
+        for one, first in ((gossip, w), (again, others[0])):
+            for step in range(4):
+                one.step()
+                first -= np.random.default_rng([RANK, step]).standard_normal(first.shape)
+        assert_same({"w": others[0], "b": others[1]}, {"w": w, "b": b}, spec)
+        with gossip.averaged():
+            assert_ranks_agree({"w": w})
+        gossip.finish()
+        assert_ranks_agree({"w": w, "b": b})
+        assert gossip.stats().steps == 24 * sum(RANK in edge[:2] for edge in gossip.edges)
+        gossip.close()
+        again.close()
+    kind, message = refusal(lambda: Gossip({"w": w}, [(0, 0)]))
+    assert kind == "SpecError" and "itself" in message
+
+
 if __name__ == "__main__":
     for spec in SPECS:
         a_bad_step_is_seen_by_all_and_changes_nothing(spec)
@@ -341,4 +398,5 @@ if __name__ == "__main__":
     what_is_taken_from_mpi_is_given_back()
     pickled_it_is_a_new_one()
     local_steps_are_averaged()
+    neighbours_approach_each_other()
     done()
