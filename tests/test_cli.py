@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from hvd_compress.tools.cli import complete
 from hvd_compress.tools.doctor import command
 from hvd_compress.tools.doctor.facts import Facts
 from hvd_compress.tools.doctor.trials import Trial
-from hvd_compress.tools.terminal import split_specs
+from hvd_compress.tools.terminal import split_specs, writable
 
 RUNNER = CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"})
 
@@ -90,6 +91,12 @@ def test_every_command_with_results_writes_json() -> None:
         if path not in groups and not found.hidden:
             [option] = [one for one in found.params if "--json" in one.opts]
             assert not option.is_flag and option.metavar == "FILE", path
+
+
+def test_ranks_try_the_same_file(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(writable, [path] * 2000)) == {path}
 
 
 def test_specs_are_apart_by_commas() -> None:

@@ -94,7 +94,7 @@ def writable(path: Path | None) -> Path | None:
     except OSError as error:
         raise typer.BadParameter(f"cannot write {path} ({error.strerror}); name a file in an existing folder") from None
     if not existed:
-        path.unlink()
+        path.unlink(missing_ok=True)  # other ranks try it at the same time
     return path
 
 
