@@ -55,7 +55,12 @@ JOBS: dict[tuple[str, str, str], list[str]] = {
         "test_direct.py::test_process_sets",
         "test_equivalence.py::test_process_sets_train_apart",
     ],
-    ("pytorch", "gloo", "2+2"): ["test_catalogue.py", "test_nodes.py"],
+    ("pytorch", "gloo", "2+2"): [
+        "test_catalogue.py",
+        "test_nodes.py",
+        "test_local_steps.py::test_shards_of_fsdp_are_averaged_between_replicas",
+        "test_local_steps.py::test_data_parallel_within_a_node",
+    ],
     ("keras", "gloo", "2+2"): ["test_nodes.py"],
 }
 """Framework, controller and number of ranks of the jobs of ``make test``, and which of the framework's tests they run.

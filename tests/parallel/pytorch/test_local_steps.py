@@ -15,6 +15,7 @@ from parallel.pytorch.training import EVEN, LOSSLESS, SIZE, assert_ranks_equal, 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import hvd_compress.torch
 from hvd_compress.distributed import Compression, FullState, LocalSteps, Outer
@@ -74,11 +75,11 @@ def flat(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten().clone() for p in model.parameters()])
 
 
-def alone(make: Make, every: int, steps: int, outer: Outer) -> Tensor:
+def alone(make: Make, every: int, steps: int, outer: Outer, size: int = SIZE) -> Tensor:
     """DiLoCo as its paper has it (algorithm 1), of all ranks in one process, with PyTorch's own outer optimizer."""
     anchor = make_model()
     step_outside = torch.optim.SGD(anchor.parameters(), outer.lr, outer.momentum, nesterov=outer.nesterov)
-    models = [make_model() for _ in range(SIZE)]
+    models = [make_model() for _ in range(size)]
     optimizers = [make(list(model.parameters())) for model in models]
     for step in range(steps):
         for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
@@ -89,7 +90,7 @@ def alone(make: Make, every: int, steps: int, outer: Outer) -> Tensor:
             step_outside.step()
             for model in models:
                 model.load_state_dict(anchor.state_dict())
-    return flat(models[hvd.rank()])
+    return flat(models[hvd.rank() % size])
 
 
 def close(found: Tensor, expected: Tensor) -> None:
@@ -359,8 +360,26 @@ def test_shards_of_fsdp_are_averaged_between_replicas() -> None:
     sharded: Any = list(model.parameters())
     found = torch.cat([p.full_tensor().detach().flatten() for p in sharded])
     assert_ranks_equal(found)
-    if shards == 1:
-        close(found, alone(adamw, 3, 6, NESTEROV))
+    close(found, alone(adamw, 3, 6, NESTEROV, size=2))
+
+
+@pytest.mark.skipif(SIZE % 2 == 1, reason="needs two nodes of as many ranks: of two ranks, each is a node")
+@pytest.mark.parametrize("compression", ["none", "qsgd:bits=4,min_size=0"])
+def test_data_parallel_within_a_node(compression: str) -> None:
+    """Gradients are reduced in each step by DistributedDataParallel, and models averaged between the nodes."""
+    ranks = SIZE // 2
+    mesh = init_device_mesh("cpu", (2, ranks), mesh_dim_names=("between", "within"))
+    model, node = make_model(), hvd.rank() // ranks
+    whole = DistributedDataParallel(model, process_group=mesh.get_group("within"))
+    optimizer = adamw(model.parameters())
+    LocalSteps(optimizer, every=3, group=mesh.get_group("between"), outer=NESTEROV, compression=compression)
+    for step in range(6):
+        learn(whole, optimizer, step, node)
+        of_all = everyone(flat(model))
+        assert all(torch.equal(of_all[rank], of_all[rank // ranks * ranks]) for rank in range(SIZE)), "within a node"
+        assert torch.equal(of_all[0], of_all[-1]) == (step in (2, 5))
+    if compression == "none":
+        close(flat(model), alone(adamw, 3, 6, NESTEROV, size=2))
 
 
 def test_a_process_set_of_horovod() -> None:
