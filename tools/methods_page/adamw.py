@@ -36,7 +36,8 @@ _READING = f"""\
 * **Low rank** costs some: `powersgd` next to nothing with `rank=16`, more with `rank=4`; `acpsgd` twice as much.
 * **Sparse and one-bit methods with error feedback** lose much with AdamW's usual `b1=0.9`: a residual sends most of a
   gradient in later steps, so it is a momentum, and that of Adam comes on top. {CURE} is the cure: most of the loss
-  comes back, at the same bytes. A warning says so where the optimizer is known. `warmup` helps less. With
+  comes back, at the same bytes (of `arctopk` and `topkc` a third to a half). A warning says so where the optimizer is
+  known. `warmup` helps less. With
   `preconditioned=on`, `ctk` and `efsignsgd` keep the loss, as they compress updates: see the last column, and
   [longer trainings](results.md#adamw-with-a-hundredth-of-the-bytes).
 * `signum` and `dgc` have a momentum of their own, so {CURE} is all that they accept."""
