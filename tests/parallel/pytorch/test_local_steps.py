@@ -214,6 +214,16 @@ def test_the_end_right_after_an_average(mix: float) -> None:
 
 
 @both
+def test_training_goes_on_after_an_end(kind: str) -> None:
+    """It comes while an exchange is on its way, which is over then."""
+    job = Training(kind, every=6, delay=2).run(5)
+    job.local.finish()
+    assert_ranks_equal(job.weights)
+    job.run(7)
+    assert_ranks_equal(job.weights)
+
+
+@both
 def test_the_end_and_the_evaluation(kind: str) -> None:
     job = Training(kind, adamw, every=6, delay=2, outer=NESTEROV).run(6)
     anchor = job.weights
