@@ -27,7 +27,7 @@ SHAPES = [(6, 5), (5,), (7, 2)]
 LR = 0.3
 
 folder, what = Path(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", timeout=timedelta(seconds=3 if what in ("gone", "alone") else 60))
+dist.init_process_group("gloo", timeout=timedelta(seconds=15 if what in ("gone", "alone") else 60))
 rank, size = dist.get_rank(), dist.get_world_size()
 
 
