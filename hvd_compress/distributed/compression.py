@@ -270,13 +270,13 @@ class DistributedCompressor(ReducingCompressor):
         """
         check_op(op)
         check_fixed(self.method, "in compression.all_reduce")
-        started = self.start(tensors, name, op, GroupTransport.of(group or self._everyone()))
+        started = self._start(tensors, name, op, GroupTransport.of(group or self._everyone()))
         if async_op:
             return started
         started.wait()
         return None
 
-    def start(self, tensors: Tensor | Sequence[Tensor], name: str, op: str, transport: GroupTransport) -> Reduction:
+    def _start(self, tensors: Tensor | Sequence[Tensor], name: str, op: str, transport: GroupTransport) -> Reduction:
         """Start to reduce tensors over the ranks of a transport; see `all_reduce`."""
         call = Call.of(tensors, name, op, transport)
         with self._lock, torch.no_grad():

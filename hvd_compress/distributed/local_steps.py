@@ -96,7 +96,7 @@ class LocalSteps(OptimizerStepper, LocalStepper):
         return self._transports[key]
 
     def _start(self, arrays: Sequence[Tensor], name: str) -> Reduction:
-        started: Reduction = self._compression.start(arrays, name, "mean", self._among(self._meeting.members))
+        started: Reduction = self._compression._start(arrays, name, "mean", self._among(self._meeting.members))
         return started
 
     def group(self) -> dist.ProcessGroup:

@@ -260,7 +260,7 @@ class GroupTransport:
 
     @cached_property
     def over_gloo(self) -> bool:
-        """Whether all collectives are performed by Gloo."""
+        """Whether Gloo performs all collectives."""
         return self.connector is not None or all(
             one.endswith(":gloo") for one in dist.get_backend_config(self.group).split(",")
         )

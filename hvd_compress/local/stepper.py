@@ -66,7 +66,7 @@ class LocalStepper(Stepper):
     _kind = "local_steps"
     _before = False
     _misses: ClassVar[bool] = False
-    """Whether ranks may miss an exchange."""
+    """Whether ``quorum`` is supported."""
     settings: LocalSettings
 
     def __init__(
