@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from hvd_compress.distributed.compression import Compression, DistributedCompressor
 from hvd_compress.distributed.direct import Reduction
 from hvd_compress.distributed.meeting import limit_of
-from hvd_compress.distributed.quorum import Meetings, Rules
+from hvd_compress.distributed.quorum import Meetings
 from hvd_compress.distributed.transport import GroupTransport, store_of
 from hvd_compress.errors import SpecError, UnsupportedError
-from hvd_compress.local.settings import LocalOptions, LocalSettings, compressor, settings
+from hvd_compress.local.settings import LocalOptions, compressor, settings
 from hvd_compress.local.stepper import LocalStepper, Meeting, Stage
 from hvd_compress.torch.optimizer_stepper import OptimizerStepper
 
@@ -60,6 +60,7 @@ class LocalSteps(OptimizerStepper, LocalStepper):
     """
 
     _misses = True
+    _transport: GroupTransport
 
     def __init__(
         self,
@@ -73,23 +74,21 @@ class LocalSteps(OptimizerStepper, LocalStepper):
             chosen.compression, Compression.parse, DistributedCompressor, "hvd_compress.distributed"
         )
         transport = GroupTransport.of(group or compression._everyone())
-        _check_quorum(chosen, transport)
+        if chosen.quorum is not None:
+            _check_quorum(chosen.quorum, transport)
         super().__init__(optimizer, chosen, compression, transport)
         self._transports = {tuple(range(transport.world.size)): transport}
-        self._meetings = self._made_meetings() if chosen.quorum is not None else None
+        self._meetings = None if chosen.quorum is None else self._made_meetings(chosen.quorum)
 
-    def _made_meetings(self) -> Meetings:
-        group, settings = self.group(), self.settings
-        assert settings.quorum is not None
-        rules = Rules(settings.quorum, settings.patience, limit_of(group).total_seconds())
+    def _made_meetings(self, quorum: int) -> Meetings:
+        group, limit = self.group(), limit_of(self.group()).total_seconds()
         store = PrefixStore(f"hvd_compress.{self._label}.{self._job}", store_of(group))
-        return Meetings(store, group.rank(), group.size(), rules)
+        return Meetings(store, group.rank(), group.size(), quorum, self.settings.patience, limit)
 
     def _meet(self, stage: Stage) -> Meeting:
         return super()._meet(stage) if self._meetings is None else self._meetings.meet(stage, self.steps)
 
     def _among(self, ranks: Sequence[int]) -> GroupTransport:
-        assert isinstance(self._transport, GroupTransport)
         if (key := tuple(ranks)) not in self._transports:
             name = f"{self._label}.{self._job}." + ".".join(map(str, ranks))
             self._transports[key] = self._transport.among(ranks, name)
@@ -101,17 +100,14 @@ class LocalSteps(OptimizerStepper, LocalStepper):
 
     def group(self) -> dist.ProcessGroup:
         """Return the process group of the ranks that average."""
-        assert isinstance(self._transport, GroupTransport)
         group: dist.ProcessGroup = self._transport.group
         return group
 
 
-def _check_quorum(chosen: LocalSettings, transport: GroupTransport) -> None:
+def _check_quorum(quorum: int, transport: GroupTransport) -> None:
     """Refuse a quorum that these ranks cannot have."""
-    if chosen.quorum is None:
-        return
-    if chosen.quorum > transport.world.size:
-        raise SpecError(f"quorum={chosen.quorum} is not allowed: there are {transport.world.size} ranks")
+    if quorum > transport.world.size:
+        raise SpecError(f"quorum={quorum} is not allowed: there are {transport.world.size} ranks")
     if transport.world.size != dist.get_world_size():
         raise UnsupportedError(
             "quorum= is not supported with a group of some ranks only: the other ranks of a node could be late in other"

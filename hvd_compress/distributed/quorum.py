@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
 
 from torch._C._distributed_c10d import Store  # as torch.distributed exports it, but with a type
 
 from hvd_compress.errors import StateError
 from hvd_compress.local.stepper import Meeting, Stage
 from hvd_compress.torch.waiting import nap
-
-
-class Rules(NamedTuple):
-    """When a meeting begins.
-
-    Attributes:
-        quorum: Least number of ranks.
-        patience: Seconds for which a quorum waits for the others.
-        limit: Seconds after which it is an error that there is no quorum.
-    """
-
-    quorum: int
-    patience: float
-    limit: float
 
 
 class Meetings:
@@ -37,12 +22,14 @@ class Meetings:
         store: The store, whose keys no other job has.
         rank: This rank.
         size: Number of ranks.
-        rules: When a meeting begins.
+        quorum: Least number of ranks that meet.
+        patience: Seconds for which a quorum waits for the others.
+        limit: Seconds after which it is an error that there is no quorum.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, rules: Rules) -> None:
-        self.rules = rules
+    def __init__(self, store: Store, rank: int, size: int, quorum: int, patience: float, limit: float) -> None:
         self._store, self._rank, self._size = store, rank, size
+        self._quorum, self._patience, self._limit = quorum, patience, limit
         self._number = 0
 
     def meet(self, stage: Stage, step: int) -> Meeting:
@@ -69,21 +56,20 @@ class Meetings:
     def _held(self, stage: Stage, step: int) -> Meeting:
         """Wait until a meeting is held, and go on to the next number."""
         begin, decision = time.monotonic(), self._key("ranks")
-        mine = min(stage, Stage.END), -step
-        self._store.set(self._key(self._rank), f"{mine[0]:d} {mine[1]}")
-        patience = self.rules.limit if stage is Stage.CLOSE else self.rules.patience
-        limit = self.rules.limit * (2 if stage is Stage.LATE else 1)  # others may be waiting for all, up to theirs
+        self._store.set(self._key(self._rank), f"{min(stage, Stage.END):d} {-step}")
+        patience = self._limit if stage is Stage.CLOSE else self._patience
+        limit = self._limit * (2 if stage is Stage.LATE else 1)  # others may be waiting for all, up to theirs
         while not self._store.check([decision]):
             seconds, present = time.monotonic() - begin, self._present()
             here = [rank for rank, one in present.items() if one == max(present.values())]
-            enough = len(present) == self._size or (len(here) >= self.rules.quorum and seconds >= patience)
+            enough = len(present) == self._size or (len(here) >= self._quorum and seconds >= patience)
             if self._rank in here and stage is not Stage.LATE and enough:
                 newcomers = [rank for rank in present if rank not in here and stage is not Stage.END]
                 self._store.compare_set(decision, "", f"{_words(here)};{_words(newcomers)}")
             elif seconds > limit:
                 raise StateError(
                     f"only the ranks {here} have come within {seconds:.0f} s, the time limit of their process group,"
-                    f" and quorum={self.rules.quorum}: the others have ended or are slower; resume all from a save"
+                    f" and quorum={self._quorum}: the others have ended or are slower; resume all from a save"
                 )
             else:
                 nap(begin)

@@ -44,10 +44,6 @@ class _ModelStepper(LocalStepper):
         options = {"op": hvd.Average, "compression": self._compression, "process_set": self._process_set}
         return Over([np.array(mean) for mean in hvd.grouped_allreduce(list(arrays), name=name, **options)])
 
-    def step(self) -> None:
-        """Do what is due after a step."""
-        self._step()
-
 
 class LocalSteps(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """A callback of ``fit`` that averages models every few steps, in place of gradients in each.
@@ -104,7 +100,7 @@ class LocalSteps(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has n
         assert self._stepper is not None
         if batch != self._batch:
             raise UnsupportedError("LocalSteps is not supported with steps_per_execution: leave it out of compile")
-        self._stepper.step()
+        self._stepper._step()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Average what is left."""

@@ -88,6 +88,8 @@ class LocalSettings:
         check_range("mix", self.mix, "in [0, 1]", 0 <= self.mix <= 1)
         if self.quorum is not None:
             check_whole("quorum", self.quorum, 1, _MOST)
+        elif self.patience != LocalSettings.patience:
+            raise SpecError("patience= is not allowed without quorum=: then all ranks are waited for")
         check_range("patience", self.patience, "at least 0", 0 <= self.patience < math.inf)
         if not isinstance(self.outer, Outer):
             raise SpecError(f"outer={self.outer!r} is not allowed: write outer=Outer(lr=0.7, momentum=0.9)")

@@ -10,7 +10,7 @@ import pytest
 from launching import torchrun
 from torch._C._distributed_c10d import HashStore
 
-from hvd_compress.distributed.quorum import Meetings, Rules
+from hvd_compress.distributed.quorum import Meetings
 from hvd_compress.local.stepper import Meeting, Stage
 
 RANK = Path(__file__).with_name("quorum_rank.py")
@@ -28,7 +28,7 @@ def met(*comings: tuple[Stage, int], quorum: int = 3) -> list[Sequence[Meeting]]
 
     def meet(rank: int) -> Sequence[Meeting]:
         stage, step = comings[rank]
-        meetings = Meetings(store, rank, len(comings), Rules(quorum, patience=0.0, limit=30.0))
+        meetings = Meetings(store, rank, len(comings), quorum, patience=0.0, limit=30.0)
         first = meetings.meet(stage, step)
         return [first, meetings.meet(Stage.CLOSE, step)] if stage is Stage.END else [first]
 

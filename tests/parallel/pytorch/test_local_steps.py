@@ -421,6 +421,7 @@ def test_settings_that_are_not_allowed() -> None:
     refused(SpecError, "quorum=0 is not allowed", every=2, quorum=0)
     refused(SpecError, f"quorum=9 is not allowed: there are {SIZE} ranks", every=2, quorum=9)
     refused(SpecError, "patience=-1 is not allowed", every=2, quorum=1, patience=-1)
+    refused(SpecError, "patience= is not allowed without quorum=", every=2, patience=60)
     refused(UnsupportedError, "hvd_compress.distributed.LocalSteps only", kind="horovod", every=2, quorum=1)
     with pytest.raises(SpecError, match="lr=0 is not allowed"):
         Outer(lr=0)
