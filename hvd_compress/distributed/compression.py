@@ -569,11 +569,13 @@ class DistributedCompressor(ReducingCompressor):
         array, drive = passthrough.compress(buffer)
         started = registered.transport.start(AllReduce(array, donate=True), "")
         assert isinstance(started, Pending)
+        lock, factor = registered.lock, registered.factor
 
         def finish(done: Future[Any]) -> Tensor:
+            """Replace the buffer; without `registered`: Gloo's thread may be the last owner of what is named here."""
             done.value()  # the error of a collective that another rank has not taken part in
-            with registered.lock:
-                return buffer.copy_(passthrough.decompress(started.read(), drive)).mul_(registered.factor)
+            with lock:
+                return buffer.copy_(passthrough.decompress(started.read(), drive)).mul_(factor)
 
         finished: Future[Tensor] = started.work.get_future().then(finish)
         return finished
@@ -668,8 +670,9 @@ def hook(state: Registered, bucket: GradBucket) -> torch.futures.Future[torch.Te
 
 def _sum_sparse(registered: Registered, buffer: Tensor) -> Future[Tensor]:
     """Sum a sparse gradient over the ranks without compression."""
-    work: Any = dist.all_reduce(buffer, group=registered.transport.group, async_op=True)
-    reduced: Future[Tensor] = work.get_future().then(lambda done: done.value()[0] * registered.factor)
+    factor, group = registered.factor, registered.transport.group
+    work: Any = dist.all_reduce(buffer, group=group, async_op=True)
+    reduced: Future[Tensor] = work.get_future().then(lambda done: done.value()[0] * factor)
     return reduced
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import torch.distributed as dist
 from torch import Tensor
@@ -57,6 +57,8 @@ class Gossip(OptimizerStepper, GossipStepper):
         UnsupportedError: If the optimizer is not one of PyTorch, or there is no process group.
     """
 
+    _transport: GroupTransport
+
     def __init__(
         self,
         optimizer: Optimizer,
@@ -97,6 +99,4 @@ class Gossip(OptimizerStepper, GossipStepper):
 
     def group(self) -> dist.ProcessGroup:
         """Return the process group of the ranks that gossip."""
-        assert isinstance(self._transport, GroupTransport)
-        group: dist.ProcessGroup = self._transport.group
-        return group
+        return cast(dist.ProcessGroup, self._transport.group)

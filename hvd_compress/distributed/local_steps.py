@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Unpack, cast
 
 import torch.distributed as dist
 from torch import Tensor
@@ -100,8 +100,7 @@ class LocalSteps(OptimizerStepper, LocalStepper):
 
     def group(self) -> dist.ProcessGroup:
         """Return the process group of the ranks that average."""
-        group: dist.ProcessGroup = self._transport.group
-        return group
+        return cast(dist.ProcessGroup, self._transport.group)
 
 
 def _check_quorum(quorum: int, transport: GroupTransport) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import pickle
 import threading
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -444,6 +446,28 @@ def test_deleted_models_leave_nothing_behind(own_group: bool) -> None:
     assert left_by(lambda: cycle(compression)).little
     assert compression.state_dict()["sessions"] == {}
     assert not own_group or (in_use() - plain).little
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_what_a_thread_of_gloo_calls_owns_no_connections(sparse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may own it last; if Python has ended by the time that the connections are closed, the process is aborted."""
+    kind, called = torch._C.Future, list[Any]()
+    then = kind.then
+
+    def kept(future: Any, call: Any) -> Any:
+        called.append(call)
+        return then(future, call)
+
+    monkeypatch.setattr(kind, "then", kept)
+    model = DistributedDataParallel(nn.Embedding(8, 4, sparse=sparse))
+    state = Compression.parse("none").registered(model)
+    model.register_comm_hook(state, hook)
+    model(torch.arange(3)).sum().backward()
+    left = [weakref.ref(one) for one in (state, state.transport, state.compressor, model)]
+    del state, model
+    gc.collect()
+    assert len(called) == 1
+    assert [one() for one in left] == [None] * 4
 
 
 def test_two_models_take_turns_and_share_a_backward_pass() -> None:
