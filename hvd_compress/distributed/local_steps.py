@@ -59,7 +59,7 @@ class LocalSteps(OptimizerStepper, LocalStepper):
         UnsupportedError: If the optimizer is not one of PyTorch, or there is no process group.
     """
 
-    _misses = True
+    _supports_quorum = True
     _transport: GroupTransport
 
     def __init__(

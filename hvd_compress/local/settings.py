@@ -70,7 +70,7 @@ class LocalSettings:
         mix: Share of a rank's own model that is kept when the global one comes, in [0, 1].
         quorum: Least number of ranks that go on without the others; None for all ranks. A rank that is late goes on
             from the global model of the next exchange.
-        patience: Seconds for which a quorum waits for the others.
+        patience: Seconds for which a quorum waits for the others; needs ``quorum``.
     """
 
     every: int

@@ -65,14 +65,13 @@ class LocalStepper(Stepper):
 
     _kind = "local_steps"
     _before = False
-    _misses: ClassVar[bool] = False
-    """Whether ``quorum`` is supported."""
+    _supports_quorum: ClassVar[bool] = False
     settings: LocalSettings
 
     def __init__(
         self, settings: LocalSettings, compression: Any, transport: Transport, label: str, members: Sequence[int] = ()
     ) -> None:
-        if settings.quorum is not None and not self._misses:
+        if settings.quorum is not None and not self._supports_quorum:
             raise UnsupportedError("quorum= is supported by hvd_compress.distributed.LocalSteps only: leave it out")
         self._flight: tuple[Flight, Handle] | None = None
         self._ended = False

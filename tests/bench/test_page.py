@@ -43,7 +43,7 @@ def test_methods_that_are_said_to_lose_with_adamw_do_and_others_hardly() -> None
         assert (usual is None) == method.needs_plain_sgd, row
         if method.adds_momentum:
             assert usual > 0.15, row  # more than signs without a residual, and than a low rank
-            assert without is None or without < usual / 1.4, row
+            assert without is None or without < usual / (1.4 if row["spec"] == "arctopk" else 1.8), row
         elif usual is not None and row["ratio"] < 8:
             assert usual <= adamw.KEPT, row
         if updates is not None:

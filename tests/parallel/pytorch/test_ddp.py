@@ -450,7 +450,7 @@ def test_deleted_models_leave_nothing_behind(own_group: bool) -> None:
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_what_a_thread_of_gloo_calls_owns_no_connections(sparse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may own it last; if Python has ended by the time that the connections are closed, the process is aborted."""
+    """The thread may be the last owner: if it closes connections after Python has ended, the process is aborted."""
     kind, called = torch._C.Future, list[Any]()
     then = kind.then
 
